@@ -1,0 +1,306 @@
+"""What does `flatlens.measure` cost? Ratios to the floor, taken in one run.
+
+    python benchmarks/core.py                          # all six networks, one thread
+    python benchmarks/core.py --models mlp lenet --repeats 5 --threads 2 --json cost.json
+    python benchmarks/core.py --models vgg --profile   # where the time goes
+
+**The floor** is what N plain training steps cost: one forward pass and N backward passes with
+weight gradients over the same n samples, at the batch size that is fastest for it. **The lower
+limit** asks the same N backward passes for the layers' activations only; no exact method that
+backpropagates each output can beat it. Every repeat times all sides one after the other on the
+same weights, and a ratio is the median over repeats of the ratios within one repeat: what slows
+the machine down for a while slows both sides. Before each repeat every parameter moves a little,
+as it does in training, so no cache may answer from the weights of the repeat before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import flatlens as fl
+from flatlens.experiments.models import MODELS, build
+
+BATCHES = (10, 20, 25, 50, 100)
+SLOW = 2.0  # seconds; longer calls scatter less and are repeated a third as often
+ORACLE_SAMPLES = 10  # jacrev is slow, and linear in n: time a tenth
+Work = Callable[[], object]
+
+
+# ------------------------------------------------------------------ the sides
+
+
+def inputs(name: str, n: int) -> Tensor:
+    """Pixels in [0, 1], the range of the paper's data."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(n, *((784,) if name == "mlp" else (3, 32, 32)), generator=generator)
+
+
+def floor(model: nn.Module, x: Tensor, batch: int) -> None:
+    """One forward pass and N backward passes with weight gradients."""
+    parameters = list(model.parameters())
+    for chunk in x.split(batch):
+        backward_each_output(model(chunk), parameters)
+
+
+def lower_limit(model: nn.Module, x: Tensor, batch: int) -> None:
+    """One forward pass and N backward passes onto the input and the layers' outputs."""
+    captured: list[Tensor] = []
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    hooks = [m.register_forward_hook(lambda _m, _x, z: captured.append(z)) for m in layers]
+    try:
+        for chunk in x.split(batch):
+            captured.clear()
+            leaf = chunk.clone().requires_grad_()
+            out = model(leaf)
+            backward_each_output(out, [leaf, *captured])
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def backward_each_output(out: Tensor, targets: Sequence[Tensor]) -> None:
+    for v, f_v in enumerate(out.unbind(1)):
+        torch.autograd.grad(f_v.sum(), targets, retain_graph=v + 1 < out.shape[1])
+
+
+def jacrev_oracle(model: nn.Module, x: Tensor) -> None:
+    """Sharpness and MLS alone, one sample at a time: the obvious way."""
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def f(parameters: dict[str, Tensor], x_i: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(model, parameters, (x_i[None],))
+        return out[0]
+
+    for x_i in x:
+        j_theta, j_x = torch.func.jacrev(f, argnums=(0, 1))(parameters, x_i)
+        sum(j.square().sum() for j in j_theta.values())
+        torch.linalg.svdvals(j_x.flatten(1).double())
+
+
+# ------------------------------------------------------------------ timing
+
+
+def seconds(work: Work) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def nudge(model: nn.Module, generator: torch.Generator) -> None:
+    """One small step: every parameter changes by about a millionth."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=generator), alpha=1e-6)
+
+
+def interleaved(model: nn.Module, sides: dict[str, Work], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each side in each repeat; the order rotates."""
+    generator = torch.Generator().manual_seed(2)
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    order = list(sides)
+    for _ in range(repeats):
+        nudge(model, generator)
+        for name in order:
+            times[name].append(seconds(sides[name]))
+        order = order[1:] + order[:1]
+    return times
+
+
+def fastest(model: nn.Module, side: Callable[[int], object], n: int) -> int:
+    """The batch size of `BATCHES` at which `side` is fastest; warms it up on the way."""
+    works: dict[str, Work] = {str(b): partial(side, b) for b in BATCHES if b <= n}
+    times = interleaved(model, works, 1)
+    if min(map(median, times.values())) < SLOW:  # else the first look is steady, and long enough
+        times = interleaved(model, works, 5)
+    return int(min(times, key=lambda b: median(times[b])))
+
+
+def ratio(times: dict[str, list[float]], above: str, below: str) -> list[float]:
+    """Quartiles (first, median, third) of above / below within the repeats."""
+    ratios = sorted(a / b for a, b in zip(times[above], times[below], strict=True))
+    return [ratios[len(ratios) // 4], median(ratios), ratios[(3 * len(ratios)) // 4]]
+
+
+def cost(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One row of the table: times in seconds, ratios as quartiles."""
+    torch.manual_seed(0)
+    model, x, n = build(name).eval(), inputs(name, options.n), options.n
+    batch = fastest(model, lambda b: floor(model, x, b), n)
+    chunk = fastest(model, lambda b: fl.measure(model, x, chunk=b), n)
+    limit = fastest(model, lambda b: lower_limit(model, x, b), n)
+    sides: dict[str, Work] = {
+        "floor": lambda: floor(model, x, batch),
+        "measure": lambda: fl.measure(model, x),
+        "measure_best_chunk": lambda: fl.measure(model, x, chunk=chunk),
+        "lower_limit": lambda: lower_limit(model, x, limit),
+    }
+    slow = seconds(sides["floor"]) > SLOW
+    times = interleaved(model, sides, max(3, options.repeats // 3) if slow else options.repeats)
+    row: dict[str, Any] = {
+        "model": name,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "floor_batch": batch,
+        "best_chunk": chunk,
+        "lower_limit_batch": limit,
+        "times": times,
+        "ratios": {side: ratio(times, side, "floor") for side in sides if side != "floor"},
+    }
+    if name == "mlp" and options.oracle:
+        few = x[:ORACLE_SAMPLES]
+        oracle = median(seconds(lambda: jacrev_oracle(model, few)) for _ in range(3))
+        row["jacrev_over_measure"] = oracle * n / len(few) / median(times["measure"])
+    return row
+
+
+# ------------------------------------------------------------------ memory
+
+
+def resident_kib(field: str) -> int:
+    """VmRSS (now) or VmHWM (peak) of this process.
+
+    `ru_maxrss` is the fallback: Linux hands the parent's peak down to a child that it starts,
+    so that there it would hide everything smaller than the parent.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(field))
+    except (OSError, StopIteration):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak // 1024 if sys.platform == "darwin" else peak
+
+
+def peak_extra_here(name: str, n: int) -> int:
+    """KiB that one `measure` of n samples needs at most on top of model and data."""
+    torch.manual_seed(0)
+    model, x = build(name).eval(), inputs(name, n)
+    with torch.no_grad():
+        model(x[:2])  # torch's own start-up is not the measurement's
+    before = resident_kib("VmRSS")
+    fl.measure(model, x)
+    return resident_kib("VmHWM") - before
+
+
+def peak_extra(name: str, n: int, threads: int) -> float:
+    """The same in a fresh process, in MiB."""
+    command = [sys.executable, __file__, "--peak", name, str(n), "--threads", str(threads)]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) / 1024
+
+
+def memory(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    small, large = (peak_extra(name, n, options.threads) for n in (100, 10_000))
+    return {"model": name, "mib_100": small, "mib_10000": large, "ratio": large / small}
+
+
+# ------------------------------------------------------------------ output
+
+
+def cost_table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    yield "| model | parameters | floor | measure / floor | at best chunk | lower limit / floor |"
+    yield "|---|--:|--:|--:|--:|--:|"
+    for row in rows:
+        ms = 1000 * median(row["times"]["floor"])
+        low, mid, high = row["ratios"]["measure"]
+        best, limit = row["ratios"]["measure_best_chunk"][1], row["ratios"]["lower_limit"][1]
+        yield (
+            f"| {row['model']} | {row['parameters']:,} | {ms:.0f} ms (batch {row['floor_batch']}) "
+            f"| **{mid:.2f}** ({low:.2f} to {high:.2f}) | {best:.2f} (chunk {row['best_chunk']}) "
+            f"| {limit:.2f} (batch {row['lower_limit_batch']}) |"
+        )
+    for row in rows:
+        if "jacrev_over_measure" in row:
+            yield ""
+            yield (
+                f"`jacrev`, sample by sample, sharpness and MLS alone, on the {row['model']}: "
+                f"{row['jacrev_over_measure']:.0f} times the cost of `measure`."
+            )
+
+
+def memory_table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    yield "| model | peak extra at n = 100 | at n = 10,000 | ratio |"
+    yield "|---|--:|--:|--:|"
+    for r in rows:
+        yield (
+            f"| {r['model']} | {r['mib_100']:.0f} MiB | {r['mib_10000']:.0f} MiB "
+            f"| {r['ratio']:.2f} |"
+        )
+
+
+def profile(name: str, n: int) -> None:
+    """Prints the operators of one `measure` by their own time."""
+    torch.manual_seed(0)
+    model, x = build(name).eval(), inputs(name, n)
+    fl.measure(model, x)
+    nudge(model, torch.Generator().manual_seed(2))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as record:
+        fl.measure(model, x)
+    print(f"\n{name}\n{record.key_averages().table(sort_by='self_cpu_time_total', row_limit=25)}")
+
+
+def facts(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "n": options.n,
+        "repeats": options.repeats,
+        "threads": options.threads,
+        "dtype": "float32",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+    }
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Cost of flatlens.measure against the floor.")
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--n", type=int, default=100, help="samples (default 100)")
+    parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times here too")
+    parser.add_argument("--profile", action="store_true", help="operators of one measure call")
+    parser.add_argument("--memory-models", nargs="*", default=["mlp", "lenet"], choices=MODELS)
+    parser.add_argument("--no-oracle", dest="oracle", action="store_false", help="skip jacrev")
+    parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)  # one fresh process of memory
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    torch.set_num_threads(options.threads)
+    if options.peak:
+        print(peak_extra_here(options.peak[0], int(options.peak[1])))
+        return
+    if options.profile:
+        for name in options.models:
+            profile(name, options.n)
+        return
+    result: dict[str, Any] = {"facts": facts(options), "cost": [], "memory": []}
+    print(", ".join(f"{key} {value}" for key, value in result["facts"].items()), end="\n\n")
+    for name in options.models:
+        print(f"timing {name}", file=sys.stderr)
+        result["cost"].append(cost(name, options))
+    print("\n".join(cost_table(result["cost"])), end="\n\n")
+    for name in options.memory_models:
+        result["memory"].append(memory(name, options))
+    if result["memory"]:
+        print("\n".join(memory_table(result["memory"])))
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Measuring leaves no trace: modes, buffers, gradients and RNG are as before, come what may."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from flatlens.errors import FlatlensError
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def original(model: nn.Module) -> nn.Module:
+    """The module a user wrote, out of torch.compile, DataParallel or DistributedDataParallel."""
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        else:
+            return model
+
+
+def in_float(model: nn.Module) -> tuple[nn.Module, torch.dtype, list[str]]:
+    """The model to measure and its precision; a half-precision one is copied to float32."""
+    dtypes = {p.dtype for p in model.parameters()} | {
+        b.dtype for b in model.buffers() if b.is_floating_point() or b.is_complex()
+    }
+    if any(d.is_complex for d in dtypes):
+        raise FlatlensError("the model has complex parameters; only real networks are measured")
+    if any(d in HALF for d in dtypes):
+        note = "half-precision parameters: measured on a float32 copy of the model"
+        return copy.deepcopy(model).float(), torch.float32, [note]
+    return model, torch.float64 if torch.float64 in dtypes else torch.float32, []
+
+
+@contextlib.contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode with gradients on; everything is put back at the end."""
+    training = [(m, m.training) for m in model.modules()]
+    changing = [m.weight for m in model.modules() if getattr(m, "max_norm", None) is not None]
+    values = [(t, t.detach().clone()) for t in [*model.buffers(), *changing]]
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for device in {p.device.type for p in model.parameters()} | {"cpu"}:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        stack.enter_context(_eager())
+        try:
+            for module, _ in training:
+                module.training = False
+            yield
+        finally:
+            for module, flag in training:
+                module.training = flag
+            with torch.no_grad():
+                for tensor, value in values:
+                    if not torch.equal(tensor, value):
+                        tensor.copy_(value)
+
+
+@contextlib.contextmanager
+def _eager() -> Iterator[None]:
+    """Compiled parts of a model run as they were written, so that their calls can be seen."""
+    if "torch._dynamo" not in __import__("sys").modules:  # nothing can be compiled yet
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield

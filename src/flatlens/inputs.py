@@ -1,0 +1,109 @@
+"""Inputs of any shape: a tensor, a tuple or dict of tensors, or an iterable of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatlens.errors import FlatlensError
+
+
+class Inputs:
+    """The arguments of a model for some samples: positional (tuple) or by name (dict)."""
+
+    def __init__(self, value: Any) -> None:
+        if isinstance(value, Tensor):
+            value = (value,)
+        self.named = isinstance(value, Mapping)
+        self.keys = list(value) if self.named else list(range(len(value)))
+        self.values = list(value.values()) if self.named else list(value)
+        tensors = [v for v in self.values if isinstance(v, Tensor)]
+        if not tensors:
+            raise FlatlensError("the input holds no tensor; give x as tensors with samples first")
+        if any(t.dim() == 0 for t in tensors) or len({len(t) for t in tensors}) != 1:
+            shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
+            raise FlatlensError(
+                f"the input tensors {shapes} do not share a first (sample) dimension"
+            )
+        if any(t.is_complex() for t in tensors):
+            raise FlatlensError("the input is complex; only real inputs are measured")
+        self.tensors, self.n = tensors, len(tensors[0])
+
+    def take(self, rows: slice) -> Inputs:
+        """The samples ``rows``."""
+        return self.map(lambda t: t[rows])
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """The same arguments with every tensor changed."""
+        values = [change(v) if isinstance(v, Tensor) else v for v in self.values]
+        return Inputs(dict(zip(self.keys, values, strict=True)) if self.named else tuple(values))
+
+    def call(self, model: Callable[..., Any]) -> Any:
+        """``model`` on these arguments."""
+        if self.named:
+            return model(**dict(zip(self.keys, self.values, strict=True)))
+        return model(*self.values)
+
+    def floats(self, dtype: torch.dtype) -> Inputs:
+        """The same arguments with floating-point tensors in ``dtype``."""
+        return self.map(lambda t: t.to(dtype) if t.is_floating_point() else t)
+
+    @property
+    def floating(self) -> list[Tensor]:
+        """The tensors that a derivative can be taken by."""
+        return [t for t in self.tensors if t.is_floating_point()]
+
+
+def batches(x: Any) -> Iterator[tuple[Inputs, Any]]:
+    """(inputs, targets or None) of each batch; a pair from an iterable is (inputs, targets)."""
+    if isinstance(x, (Tensor, tuple, Mapping)):
+        yield Inputs(x), None
+        return
+    for batch in x:
+        if isinstance(batch, (tuple, list)) and len(batch) == 2:
+            yield Inputs(batch[0]), batch[1]
+        elif isinstance(batch, (tuple, list)):
+            yield Inputs(tuple(batch)), None
+        else:
+            yield Inputs(batch), None
+
+
+def select_output(result: Any, output: Any) -> Tensor:
+    """The tensor that is f(x): ``output`` is a key, an index, an attribute or a function."""
+    if callable(output):
+        result = output(result)
+    elif output is not None:
+        try:
+            named = isinstance(output, str) and not isinstance(result, Mapping)
+            result = getattr(result, output) if named else result[output]
+        except (KeyError, IndexError, AttributeError, TypeError):
+            raise FlatlensError(
+                f"the model's result has no output {output!r}; it has {_choices(result)}"
+            ) from None
+    if not isinstance(result, Tensor):
+        raise FlatlensError(
+            f"the model returns a {type(result).__name__}, not a tensor: "
+            f"say which part to measure with output=, one of {_choices(result)}"
+        )
+    if result.is_complex():
+        raise FlatlensError("the output is complex; select a real part with output=")
+    return result
+
+
+def _choices(result: Any) -> str:
+    if isinstance(result, Mapping):
+        return ", ".join(repr(k) for k in result)
+    if isinstance(result, (tuple, list)):
+        return f"0 to {len(result) - 1}"
+    return "its tensor attributes, or a function of the result"
+
+
+def check_finite(values: Tensor, first: int, what: str) -> None:
+    """Refuse NaN and infinity, naming the sample."""
+    bad = ~torch.isfinite(values.reshape(len(values), -1)).all(1)
+    if bad.any():
+        sample = first + int(bad.nonzero()[0])
+        raise FlatlensError(f"the {what} of sample {sample} is not finite; remove or repair it")

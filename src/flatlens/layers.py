@@ -1,0 +1,266 @@
+"""One layer's algebra in the weight-sharing format.
+
+Every measured layer is z = W u + b at T positions. Whatever the layer, the tensors here are
+
+- ``u``  [batch, groups, d_in, T]   the patches (tokens, im2col columns) of its input,
+- ``J``  [batch, groups, d_out, T]  one row of df/dz, position by position,
+- ``W``  [groups, d_out, d_in]      the weight,
+
+so that grad_W f = sum over positions of J_p u_p^T. A dense layer has T = 1. A transposed
+convolution is a map of each input position onto d_out = channels x kernel products, followed by a
+fixed overlapping sum: its u is the input as it stands and its J the patches of df/dz.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from flatlens.capture import Call, Geometry, flat_pads
+
+# Per-sample gradients of one layer are formed in blocks of at most this many entries.
+BLOCK_ENTRIES = 4_000_000
+# Signed sums smaller than this share of their terms have lost too many of float64's digits.
+CANCELLED = 1e-4
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a tensor keeps its samples: dimension ``dim`` of size batch x ``repeat``.
+
+    ``inner``: of a flattened dimension, the sample is the fast index (rows t0s0, t0s1, t1s0, ...).
+    """
+
+    dim: int = 0
+    repeat: int = 1
+    inner: bool = False
+
+    def fits(self, t: Tensor, batch: int) -> bool:
+        """Whether ``t`` has this layout for ``batch`` samples."""
+        return t.dim() > self.dim and t.shape[self.dim] == batch * self.repeat
+
+    def split(self, t: Tensor, batch: int) -> Tensor:
+        """``t`` with the samples first: [batch, ...]."""
+        if self.repeat == 1:
+            return t.movedim(self.dim, 0)
+        sizes = (self.repeat, batch) if self.inner else (batch, self.repeat)
+        return t.unflatten(self.dim, sizes).movedim(self.dim + self.inner, 0)
+
+
+def split(t: Tensor, layout: Layout | None, batch: int) -> Tensor:
+    """``t`` as [batch, ...]; without a layout the batch is one sample and owns all of ``t``."""
+    return t.unsqueeze(0) if layout is None else layout.split(t, batch)
+
+
+def find_layout(one: Tensor, two: Tensor) -> Layout | None:
+    """The layout under which ``two`` (two samples) shows the first sample as ``one`` does.
+
+    None where there is no such layout or more than one: then samples are measured one at a time.
+    """
+    grown = [d for d in range(one.dim()) if one.shape[d] != two.shape[d]]
+    if one.dim() != two.dim() or len(grown) != 1 or two.shape[grown[0]] != 2 * one.shape[grown[0]]:
+        return None
+    dim, repeat = grown[0], one.shape[grown[0]]
+    found = []
+    for inner in (False, True) if repeat > 1 else (False,):
+        layout = Layout(dim, repeat, inner)
+        mine, alone = layout.split(two, 2)[0], layout.split(one, 1)[0]
+        if close(mine, alone):
+            found.append(layout)
+    return found[0] if len(found) == 1 else None
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    """Equal up to what a different batch size does to rounding."""
+    a, b = a.detach(), b.detach()
+    tolerance = 1e-3 if torch.finfo(a.dtype).bits < 64 else 1e-8
+    scale = float(b.abs().max()) if b.numel() else 0.0
+    return a.shape == b.shape and bool(((a - b).abs() <= tolerance * scale).all())
+
+
+def patches(
+    x: Float[Tensor, "k c *space"],
+    kernel: tuple[int, ...],
+    geometry: Geometry,
+    positions: tuple[int, ...],
+) -> Float[Tensor, "k g i t"]:
+    """im2col in any dimension: what the kernel sees at each of ``positions``."""
+    if any(p for pair in geometry.padding for p in pair):
+        x = F.pad(x, flat_pads(geometry.padding), geometry.pad_mode)
+    reach = [
+        (t - 1) * s + (k - 1) * d + 1
+        for t, s, k, d in zip(positions, geometry.stride, kernel, geometry.dilation, strict=True)
+    ]
+    # A transposed convolution with output padding may look past the end: those entries are zero.
+    short = [max(0, r - size) for r, size in zip(reach, x.shape[2:], strict=True)]
+    if any(short):
+        x = F.pad(x, flat_pads(tuple((0, s) for s in short)))
+    space = x.stride()[2:]
+    windows = x.as_strided(
+        (*x.shape[:2], *kernel, *positions),
+        (
+            *x.stride()[:2],
+            *(s * d for s, d in zip(space, geometry.dilation, strict=True)),
+            *(s * d for s, d in zip(space, geometry.stride, strict=True)),
+        ),
+    )
+    return windows.reshape(x.shape[0], geometry.groups, -1, prod(positions))
+
+
+class Positions:
+    """One call in the weight-sharing format, for one chunk of samples and all its N directions.
+
+    The rows of df/dz are stacked as they come, one output direction after another. They are kept
+    in the order in which the layer has them ([b, T, N, o] for a linear layer, [b, g, N, o, T] for a
+    convolution), so that [N o, T] is one matrix per sample without a further copy.
+    """
+
+    def __init__(self, call: Call, layout: Layout | None, batch: int, directions: int) -> None:
+        self.call, self.layout, self.batch, self.N = call, layout, batch, directions
+        self.map = call.map
+        self.W = call.map.matrix
+        self.u = self._format(call.x, is_input=True)
+        self.T = self.u.shape[-1]
+        g, o, _ = self.W.shape
+        shape = (batch, self.T, directions, o) if self.flat else (batch, g, directions, o, self.T)
+        self.rows = self.u.new_empty(shape)
+        self.fold: Tensor | None = None  # df/dz summed over the image, of a transposed convolution
+
+    @property
+    def flat(self) -> bool:
+        """Whether this is a linear layer."""
+        return self.map.geometry is None
+
+    def take(self, v: int, grad: Tensor | None) -> None:
+        """Stack the row df_v/dz."""
+        row = self.rows[:, :, v]
+        if grad is None:
+            row.zero_()
+        elif self.flat:
+            t = split(grad, self.layout, self.batch)
+            row.copy_(t.reshape(row.shape))
+        else:
+            row.copy_(self._format(grad, is_input=False))
+        if self.map.transposed and self.map.bias is not None:
+            if self.fold is None:
+                self.fold = self.u.new_zeros(self.batch, self.N, len(self.map.bias))
+            if grad is not None:
+                g = self._batched(grad).flatten(2).unsqueeze(1)
+                self.fold[:, v] = self._samples(g).sum(-1).squeeze(1)
+
+    @property
+    def J(self) -> Float[Tensor, "b g No T"]:
+        """All rows as one matrix per sample and group."""
+        if self.flat:
+            return self.rows.flatten(2).mT.unsqueeze(1)
+        return self.rows.flatten(2, 3)
+
+    def bias_rows(self) -> Float[Tensor, "b N o"]:
+        """The per-sample gradient of the bias."""
+        if self.fold is not None:
+            return self.fold
+        if self.flat:
+            return self.rows.sum(1)
+        return self.rows.sum(-1).movedim(2, 1).flatten(2)
+
+    def energies(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Per sample: sum_p ||J_p||^2 ||u_p||^2, sum_p ||J_p||^2, min_p ||u_p||^2."""
+        u2 = self.u.square().sum(2, dtype=torch.float64)
+        if self.flat:
+            J2 = torch.linalg.vector_norm(self.rows.flatten(2), dim=2).square()[:, None]
+        else:
+            J2 = self.rows.square().sum((2, 3))
+        return (J2 * u2).sum((1, 2)), J2.double().sum((1, 2)), u2.amin((1, 2))
+
+    def _format(self, t: Tensor, is_input: bool) -> Float[Tensor, "b g f T"]:
+        geometry = self.map.geometry
+        if geometry is None:
+            t = split(t, self.layout, self.batch)
+            return t.reshape(self.batch, -1, t.shape[-1]).mT.unsqueeze(1)
+        t = self._batched(t)
+        if is_input == geometry.transposed:
+            return self._samples(t.reshape(t.shape[0], geometry.groups, -1, prod(t.shape[2:])))
+        kernel = tuple(self.map.weight.shape[2:])
+        across = self.map.in_shape if geometry.transposed else self.map.out_shape
+        return self._samples(patches(t, kernel, geometry, tuple(across[-len(kernel) :])))
+
+    def _batched(self, t: Tensor) -> Tensor:
+        """A convolution's tensor with a batch dimension, also where the call had none."""
+        return t if t.dim() == self.map.weight.dim() else t.unsqueeze(0)
+
+    def _samples(self, t: Float[Tensor, "k g f t"]) -> Float[Tensor, "b g f kt"]:
+        """Gather the images that belong to one sample into its positions."""
+        if self.layout is not None and self.layout.repeat == 1:
+            return t
+        t = split(t, self.layout, self.batch)
+        return t.movedim(1, -2).flatten(-2)
+
+
+def weight_gradient(
+    calls: list[Positions],
+) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
+    """||grad_W f||_F^2 and sum W^2 (df/dW)^2 of each sample, float64.
+
+    Calls that share the weight have their positions put side by side first: one parameter has one
+    gradient, and adding the norms of its parts would be wrong. Three routes, by cost:
+
+    - one position: grad = J u^T, so all follows from J^2 summed over directions;
+    - few positions: ||sum_p J_p u_p^T||^2 = sum_pq <J_p, J_q> <u_p, u_q>, and the same with W^2
+      between; pairs are summed over directions before W is touched, so the work does not grow
+      with N. Signed terms cancel here, so this is done in float64;
+    - many positions: form the gradient itself, a block of samples at a time.
+    """
+    W2, N = calls[0].W.square(), calls[0].N
+    g, o, i = W2.shape
+    T = sum(c.T for c in calls)
+    if T == 1:
+        J2 = calls[0].J.squeeze(-1).unflatten(-1, (N, o)).square().sum(2)  # [b, g, o]
+        u2 = calls[0].u.squeeze(-1).square()
+        adaptive = (J2 * torch.einsum("goi,bgi->bgo", W2, u2)).sum((1, 2), dtype=torch.float64)
+        return (J2.sum(-1) * u2.sum(-1)).sum(-1, dtype=torch.float64), adaptive
+    # Routes in multiply-adds; 12 stands for writing, squaring and summing a gradient's entry, 3 for
+    # float64 in the other route.
+    pairs = T * (T + 1) // 2
+    formed = N * i * o * (T + 12)
+    route = _by_pairs if pairs * (3 * i * o + 8 * N * o) < formed else _by_forming
+    block = max(1, BLOCK_ENTRIES // (g * (pairs * max(i, o) if route is _by_pairs else N * i * o)))
+    parts = []
+    for s in range(0, calls[0].batch, block):
+        J = [c.J[s : s + block] for c in calls]
+        u = [c.u[s : s + block] for c in calls]
+        joined = (J[0], u[0]) if len(calls) == 1 else (torch.cat(J, -1), torch.cat(u, -1))
+        parts.append(route(*joined, W2))
+    plain, adaptive = zip(*parts, strict=True)
+    return torch.cat(plain), torch.cat(adaptive)
+
+
+def _by_forming(
+    J: Float[Tensor, "b g No T"], u: Float[Tensor, "b g i T"], W2: Float[Tensor, "g o i"]
+) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
+    squares = (J @ u.mT).square_().unflatten(2, (-1, W2.shape[1])).sum(2)
+    return squares.sum((1, 2, 3), dtype=torch.float64), (squares * W2).sum(
+        (1, 2, 3), dtype=torch.float64
+    )
+
+
+def _by_pairs(
+    J: Float[Tensor, "b g No T"], u: Float[Tensor, "b g i T"], W2: Float[Tensor, "g o i"]
+) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
+    p, q = torch.triu_indices(J.shape[-1], J.shape[-1], device=J.device)
+    J, u = J.double().unflatten(2, (-1, W2.shape[1])), u.double()
+    JJ = (J[..., p] * J[..., q]).sum(2)  # [b, g, o, pairs]
+    uu = u[..., p] * u[..., q] * (2.0 - (p == q).double())  # pq and qp, the diagonal once
+    plain = JJ.sum(2) * uu.sum(2)  # [b, g, pairs]
+    adaptive = (JJ * (W2.double() @ uu)).sum(2)
+    found = []
+    for terms in (plain, adaptive):
+        total, untied = terms.sum((1, 2)), terms[..., p == q].sum((1, 2))
+        if bool((total < CANCELLED * untied).any()):  # the digits are gone: form the gradient
+            return _by_forming(J.flatten(2, 3), u, W2.double())
+        found.append(total)
+    return found[0], found[1]

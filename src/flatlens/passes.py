@@ -1,0 +1,413 @@
+"""The one pass: forward once, one vector-Jacobian product per output, everything else is algebra.
+
+Samples go through in chunks, so memory does not grow with n. Autograd is asked only for the
+gradients at the captured edges (``capture``); weight gradients are never formed by it. Two small
+trial runs, on one sample and on two, tell where each tensor keeps its samples and whether a sample
+measured alone equals itself in a batch. Where that cannot be told, or a parameter is used in a way
+that no rule covers, samples are measured one at a time: slower, and exact for any network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from flatlens.capture import Call, Graph, LinearMap, Plan, Recorder
+from flatlens.errors import FlatlensError
+from flatlens.guard import in_float, original, untouched
+from flatlens.inputs import Inputs, batches, check_finite, select_output
+from flatlens.layers import Layout, close, find_layout
+from flatlens.norms import weight_norms
+from flatlens.probes import InputProbe, LayerProbe, ParameterProbe, Probe
+from flatlens.products import Chunk, Forward, LayerChunk, NeedsSinglesError, Products
+
+WORKING_SET = 64 << 20  # bytes; about what stays in the caches of one machine while a chunk runs
+COUPLED = (
+    "the output of a sample changes with the other samples in its batch; samples must not depend "
+    "on one another (batch statistics, attention over the batch, ...)"
+)
+NORMS = ("operator", "kernel", "frobenius")
+PATHS = ("unused", "frozen", "layer", "rule", "slow")  # in the order in which one overrides another
+
+
+def probe(
+    model: nn.Module,
+    x: Any,
+    *,
+    chunk: int | None = None,
+    memory: int | None = None,
+    output: Any = None,
+    weight_norm: str = "operator",
+) -> Probe:
+    """Measure a network exactly: one forward and N vector-Jacobian products per sample.
+
+    Args:
+        model: any module; it is measured in evaluation mode and left exactly as found.
+        x: a tensor with samples first, a tuple (positional) or dict (by name) of tensors, or an
+            iterable of batches; a pair from an iterable is read as (inputs, targets).
+        chunk: samples at a time. By default chosen from the model.
+        memory: bytes that the pass may use beyond the model and its inputs, instead of ``chunk``.
+        output: key, index, attribute or function that selects f(x) from what the model returns.
+        weight_norm: which norm is ``LayerProbe.norm``: "operator", "kernel" or "frobenius".
+
+    Example:
+        >>> import torch, flatlens as fl
+        >>> net = torch.nn.Linear(3, 2, bias=False).double()
+        >>> _ = torch.nn.init.ones_(net.weight)
+        >>> p = fl.probe(net, torch.ones(1, 3).double())
+        >>> round(float(p.layers[0].grad_weight[0]), 9)  # N ||x||^2
+        6.0
+    """
+    inputs = (batch for batch, _ in batches(x))
+    return probe_batches(
+        model, inputs, chunk=chunk, memory=memory, output=output, weight_norm=weight_norm
+    )
+
+
+def probe_batches(
+    model: nn.Module,
+    inputs: Iterable[Inputs],
+    *,
+    chunk: int | None,
+    memory: int | None,
+    output: Any,
+    weight_norm: str,
+) -> Probe:
+    """``probe`` over batches of inputs, taken as they come."""
+    if weight_norm not in NORMS:
+        raise FlatlensError(
+            f"weight_norm={weight_norm!r} is unknown; use one of {', '.join(NORMS)}"
+        )
+    if chunk is not None and chunk < 1:
+        raise FlatlensError(f"chunk={chunk} is not a number of samples; give 1 or more")
+    model, dtype, notes = in_float(original(model))
+    with untouched(model):
+        run = Run(model, dtype, output, chunk, memory)
+        for batch in inputs:
+            run.take(batch.floats(dtype) if notes else batch)
+        return run.finish(weight_norm).with_notes(*notes)
+
+
+class Run:
+    """Takes batches of inputs, chunk by chunk, and puts the Probe together."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dtype: torch.dtype,
+        output: Any,
+        chunk: int | None,
+        memory: int | None,
+    ) -> None:
+        self.model, self.dtype, self.output = model, dtype, output
+        self.chunk, self.memory = chunk, memory
+        self.named = list(model.named_parameters())
+        self.plan: Plan | None = None
+        self.layouts: list[Layout | None] = []
+        self.chunks: list[Chunk] = []
+        self.notes: list[str] = []
+        self.n, self.M = 0, 0
+
+    def take(self, inputs: Inputs) -> None:
+        """Measure one batch of inputs."""
+        if inputs.n == 0:
+            raise FlatlensError("there are no samples (n = 0); give at least one")
+        if not inputs.floating:
+            raise FlatlensError(
+                "the input is of integers, by which nothing can be differentiated; feed the "
+                "network the floating-point tensor behind them (for tokens, their embeddings)"
+            )
+        for t in inputs.floating:
+            check_finite(t, self.n, "input")
+        if self.plan is None:
+            self.M = sum(t[0].numel() for t in inputs.floating)
+            self._trial(inputs)
+        for rows in _progress(inputs.n, self.chunk or inputs.n):
+            part = inputs.take(rows)
+            try:
+                self.chunks.append(self._measure(part))
+            except NeedsSinglesError as why:
+                self._one_at_a_time(str(why))
+                for i in range(part.n):
+                    self.chunks.append(self._measure(part.take(slice(i, i + 1))))
+            self.n += part.n
+
+    # -- trial runs ------------------------------------------------------------------------------
+
+    def _trial(self, inputs: Inputs) -> None:
+        """Learn the layouts from one sample and two, and choose the chunk."""
+        solo = self._forward(inputs.take(slice(0, 1)), Plan())
+        calls = solo.recorder.calls
+        if not calls:
+            raise FlatlensError("the network calls no linear or convolutional layer to measure")
+        clone = solo.recorder.overwritten()
+        self._choose_chunk(inputs.n, self._bytes_per_sample(calls, solo.f.shape[1]))
+        self.layouts = [None] * len(calls)
+        self.plan = Plan(None, clone)
+        if inputs.n == 1:
+            self.chunk = 1
+            return
+        pair = self._forward(inputs.take(slice(0, 2)), Plan())
+        if not close(pair.f[:1], solo.f):
+            raise FlatlensError(COUPLED)
+        if self.chunk == 1:
+            return
+        if len(calls) != len(pair.recorder.calls):
+            self._one_at_a_time("the number of layer calls depends on the batch")
+            return
+        dims = _batch_dims(solo.recorder.events, pair.recorder.events)
+        self.plan = Plan(dims, clone | pair.recorder.overwritten())
+        self.layouts = [_call_layout(a, b) for a, b in zip(calls, pair.recorder.calls, strict=True)]
+        for call, layout in zip(calls, self.layouts, strict=True):
+            if layout is None:
+                self._one_at_a_time(f"which rows of {self._name(call.map)} are whose is unclear")
+                break
+
+    def _choose_chunk(self, n: int, size: int) -> None:
+        if self.memory is not None:
+            if size > self.memory:
+                raise FlatlensError(
+                    f"one sample needs about {size:,} bytes, more than memory={self.memory:,}; "
+                    "raise it, or measure fewer outputs with output="
+                )
+            self.chunk = min(self.memory // size, self.chunk or n)
+        elif self.chunk is None:
+            self.chunk = max(1, min(WORKING_SET // size, 256))
+
+    def _one_at_a_time(self, why: str) -> None:
+        assert self.plan is not None
+        self.notes.append(f"samples measured one at a time ({why})")
+        self.chunk, self.plan = 1, replace(self.plan, batch_dims=None)
+        self.layouts = [None] * len(self.layouts)
+
+    def _bytes_per_sample(self, calls: Sequence[Call], N: int) -> int:
+        """An estimate of what one sample needs while its chunk runs."""
+        entries = 0
+        for c in calls:
+            outputs, weight = prod(c.map.out_shape), c.map.weight
+            unrolled = 0 if c.map.geometry is None else outputs // len(weight) * weight[0].numel()
+            entries += 3 * (c.x.numel() + outputs) + unrolled + N * (3 * c.x.numel() + outputs)
+        return entries * torch.finfo(self.dtype).bits // 8 + N * N * 8
+
+    # -- one chunk -------------------------------------------------------------------------------
+
+    def _forward(self, inputs: Inputs, plan: Plan) -> Forward:
+        fed = inputs.map(_fed)
+        edges = [get_gradient_edge(t) for t in fed.floating]
+        values = [t.detach() for t in inputs.floating]
+        recorder = Recorder(self.model, inputs.n, plan)
+        with recorder:
+            f = self._outputs(fed)
+        if not f.requires_grad:
+            raise FlatlensError(
+                "the output does not depend differentiably on the input; it may be detached, "
+                "rounded or an argmax: select the raw output with output="
+            )
+        check_finite(f.detach(), self.n, "output")
+        return Forward(values, edges, recorder, f)
+
+    def _outputs(self, inputs: Inputs) -> Tensor:
+        """f as [batch, N]; what goes wrong is said in one sentence."""
+        try:
+            result = inputs.call(self.model)
+        except FlatlensError:
+            raise
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise FlatlensError(
+                f"the model fails on {inputs.n} sample(s) of this input: {first}"
+            ) from error
+        f = select_output(result, self.output)
+        if f.dim() == 0 or f.shape[0] != inputs.n:
+            raise FlatlensError(
+                f"the output has shape {tuple(f.shape)} for {inputs.n} sample(s): its first "
+                "dimension must be the samples (return one output per sample, not a mean)"
+            )
+        if f.numel() == 0:
+            raise FlatlensError("the output has no entries (N = 0)")
+        return f.reshape(inputs.n, -1)
+
+    def _measure(self, inputs: Inputs) -> Chunk:
+        assert self.plan is not None
+        forward = self._forward(inputs, self.plan)
+        if self.plan.clone is not None and forward.recorder.overwritten() - self.plan.clone:
+            self.plan = replace(self.plan, clone=None)
+            forward = self._forward(inputs, self.plan)
+        self._check_alone(inputs, forward)
+        layouts = self.layouts if inputs.n > 1 else [None] * len(forward.recorder.calls)
+        return Products(forward, layouts, self.named).run()
+
+    def _check_alone(self, inputs: Inputs, forward: Forward) -> None:
+        """Every second sample without the others: it and its rows must be the same as here."""
+        if inputs.n == 1:
+            return
+        calls, batch = forward.recorder.calls, inputs.n
+        half = self._forward(inputs.take(slice(1, None, 2)), Plan())
+        if not close(forward.f[1::2], half.f):
+            raise FlatlensError(COUPLED)
+        if not len(calls) == len(half.recorder.calls) == len(self.layouts):
+            raise NeedsSinglesError("the number of layer calls depends on the samples")
+        for call, other, layout in zip(calls, half.recorder.calls, self.layouts, strict=True):
+            if not (
+                layout is not None
+                and layout.fits(call.x, batch)
+                and layout.fits(other.x, batch // 2)
+                and close(layout.split(call.x, batch)[1::2], layout.split(other.x, batch // 2))
+            ):
+                name = self._name(call.map)
+                raise NeedsSinglesError(f"which rows of {name} are whose depends on the samples")
+
+    # -- putting it together ---------------------------------------------------------------------
+
+    def finish(self, weight_norm: str) -> Probe:
+        """One Probe from all chunks."""
+        if not self.chunks:
+            raise FlatlensError("there are no samples (n = 0); give at least one")
+        first = self.chunks[0]
+        signature = [_signature(layer) for layer in first.layers]
+        for chunk in self.chunks[1:]:
+            if [_signature(layer) for layer in chunk.layers] != signature:
+                raise FlatlensError(
+                    "the network calls other layers for other samples; measure samples that take "
+                    "the same path together"
+                )
+        names = self._names([layer.map for layer in first.layers])
+        layers = [
+            self._layer(names[i], [c.layers[i] for c in self.chunks], weight_norm)
+            for i in range(len(signature))
+        ]
+        everything = {key: _array([c.input[key] for c in self.chunks]) for key in first.input}
+        f = _array([c.output for c in self.chunks])
+        return Probe(
+            n=self.n,
+            N=f.shape[1],
+            M=self.M,
+            dtype=self.dtype,
+            output=f,
+            input=InputProbe(**everything),
+            layers=layers,
+            parameters=[self._parameter(name, p) for name, p in self.named],
+            chunk=self.chunk or self.n,
+            notes=self.notes,
+        )
+
+    def _layer(self, name: str, parts: list[LayerChunk], weight_norm: str) -> LayerProbe:
+        first, layer = parts[0], parts[0].map
+        owned = {id(p): n for n, p in self.named}
+        norms = weight_norms(layer)
+        _, d_out, d_in = layer.matrix.shape
+        return LayerProbe(
+            name=name,
+            kind=layer.kind,
+            weight=owned.get(id(layer.weight)),
+            bias=owned.get(id(layer.bias)),
+            has_bias=layer.bias is not None,
+            positions=first.positions,
+            in_features=d_in,
+            out_features=d_out,
+            M=first.M,
+            reads_input=all(p.reads_input for p in parts),
+            norms=norms,
+            norm=getattr(norms, weight_norm),
+            **{key: _array([p.values[key] for p in parts]) for key in first.values},
+        )
+
+    def _parameter(self, name: str, p: Tensor) -> ParameterProbe:
+        parts = [c.parameters[name] for c in self.chunks]
+        path = max((part[0] for part in parts), key=PATHS.index)
+        grad, adaptive = (_array([part[k] for part in parts]) for k in (1, 2))
+        return ParameterProbe(name, p.numel(), path, grad, adaptive)
+
+    def _names(self, maps: list[LinearMap]) -> list[str]:
+        seen: dict[str, int] = {}
+        names = []
+        for layer in maps:
+            name = self._name(layer)
+            seen[name] = seen.get(name, 0) + 1
+            names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+        return names
+
+    def _name(self, layer: LinearMap) -> str:
+        """Layers are named after the parameters behind their weight."""
+        owned = {id(t): n for n, t in [*self.named, *self.model.named_buffers()]}
+        if id(layer.weight) in owned:
+            found = [owned[id(layer.weight)]]
+        elif layer.weight.requires_grad:
+            found = [name for i, name in owned.items() if i in Graph(layer.weight).leaves]
+        else:
+            found = []
+        if not found:
+            return layer.kind
+        parts = [name.split(".") for name in found]
+        prefix = [p[0] for p in zip(*parts, strict=False) if len(set(p)) == 1]
+        name = ".".join(prefix).partition(".parametrizations")[0]
+        if len(found) > 1:
+            return name or layer.kind
+        return name.removesuffix("weight").rstrip("._") or name
+
+
+def _fed(t: Tensor) -> Tensor:
+    """A copy of an input that the model may overwrite and that gradients arrive at."""
+    if not t.is_floating_point():
+        return t
+    leaf = (t.clone() if t.is_inference() else t.detach()).requires_grad_()
+    return leaf.clone()
+
+
+def _batch_dims(one: list[torch.Size], two: list[torch.Size]) -> tuple[int | None, ...] | None:
+    """Where a result's size went from 1 to 2 with the batch, and nowhere else."""
+    if len(one) != len(two):
+        return None
+    dims: list[int | None] = []
+    for a, b in zip(one, two, strict=True):
+        grown = [d for d in range(len(a)) if a[d] != b[d]] if len(a) == len(b) else []
+        dims.append(grown[0] if len(grown) == 1 and (a[grown[0]], b[grown[0]]) == (1, 2) else None)
+    return tuple(dims)
+
+
+def _call_layout(one: Call, two: Call) -> Layout | None:
+    """The layout of a call's input; features and pixels cannot hold the samples."""
+    layout = find_layout(one.x, two.x)
+    last = one.x.dim() - 2 if one.map.geometry is None else 0
+    return layout if layout is not None and layout.dim <= last else None
+
+
+def _signature(layer: LayerChunk) -> tuple[Any, ...]:
+    return layer.map.kind, layer.map.weight.shape, layer.map.geometry, layer.positions, layer.M
+
+
+def _array(parts: list[Tensor]) -> np.ndarray:
+    return torch.cat(parts).cpu().numpy()
+
+
+@contextlib.contextmanager
+def _bar(total: int) -> Iterator[Any]:
+    """A progress bar on a terminal, for work of more than a few chunks."""
+    if total < 4 or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("probing", total=total)
+        yield lambda: progress.advance(task)
+
+
+def _progress(n: int, chunk: int) -> Iterator[slice]:
+    starts = range(0, n, chunk)
+    with _bar(len(starts)) as advance:
+        for s in starts:
+            yield slice(s, min(s + chunk, n))
+            advance()

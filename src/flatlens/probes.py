@@ -1,0 +1,94 @@
+"""What one pass saw: a handful of float64 numbers per sample, layer and parameter.
+
+Everything the paper defines is arithmetic on these (``metrics``). Symbols are those of
+``docs/theory.md``: A = df/dx^l in total, B = df/dx^l through the layer alone, J = df/dz^l, u_p the
+patches of x^l, n samples, N outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+
+from flatlens.norms import WeightNorms
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class InputProbe:
+    """The network as seen from its input."""
+
+    singular: Float[Array, "n r"]  # of A = df/dx, descending
+    rank: Int[Array, " n"]
+    x_norm: Float[Array, " n"]
+    invariant: Float[Array, " n"]  # sum_p x_p^2 ||A[:, p]||^2, Eq. 43
+
+
+@dataclass(frozen=True)
+class LayerProbe:
+    """One call of a linear map."""
+
+    name: str
+    kind: str
+    weight: str | None  # the parameter that is the weight; None where the weight is computed
+    bias: str | None
+    has_bias: bool
+    positions: int
+    in_features: int
+    out_features: int
+    M: int
+    reads_input: bool  # x^l is the network's input, up to a reshape
+    norms: WeightNorms
+    norm: float  # the one chosen by weight_norm
+    x_norm: Float[Array, " n"]
+    patch_min: Float[Array, " n"]  # min_p ||u_p||^2
+    singular: Float[Array, "n r"]  # of A
+    rank: Int[Array, " n"]
+    singular_through: Float[Array, "n r"]  # of B
+    rank_through: Int[Array, " n"]
+    bypass: Float[Array, " n"]  # ||A - B||_F / ||A||_F
+    gap_norm: Float[Array, " n"]  # ||A - B||_2
+    grad_weight: Float[Array, " n"]  # ||grad_W f||_F^2 of the parameter, all its uses
+    grad_bias: Float[Array, " n"]
+    untied: Float[Array, " n"]  # sum_p ||J_p||_F^2 ||u_p||^2
+    untied_bias: Float[Array, " n"]  # sum_p ||J_p||_F^2
+    adaptive: Float[Array, " n"]  # sum W^2 (df/dW)^2
+
+
+@dataclass(frozen=True)
+class ParameterProbe:
+    """One parameter's share of the sharpness, and how it was found.
+
+    ``path``: "layer" (weight of a measured layer), "rule" (one copy per sample), "slow" (samples
+    one at a time), "frozen" (no part of S) or "unused" (the output does not depend on it).
+    """
+
+    name: str
+    numel: int
+    path: str
+    grad: Float[Array, " n"]  # ||df/dp||_F^2
+    adaptive: Float[Array, " n"]  # sum_j p_j^2 ||df/dp_j||^2
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What one pass over n samples saw."""
+
+    n: int
+    N: int
+    M: int
+    dtype: torch.dtype
+    output: Float[Array, "n N"]
+    input: InputProbe
+    layers: list[LayerProbe]
+    parameters: list[ParameterProbe]
+    chunk: int
+    notes: list[str] = field(default_factory=list)
+
+    def with_notes(self, *notes: str) -> Probe:
+        """The same probe with more said about how it came to be."""
+        return replace(self, notes=[*self.notes, *notes])

@@ -1,0 +1,300 @@
+"""The N vector-Jacobian products of one chunk of samples, and what each layer makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.checkpoint import CheckpointError
+
+from flatlens.capture import Call, Graph, LinearMap, Recorder
+from flatlens.errors import FlatlensError
+from flatlens.layers import Layout, Positions, split, weight_gradient
+from flatlens.spectra import singular_values, spectral_norm
+
+Share = tuple[Tensor, Tensor]  # ||df/dp||_F^2 and sum p^2 (df/dp)^2, per sample
+
+
+class NeedsSinglesError(Exception):
+    """A chunk met something that only the one-at-a-time way measures."""
+
+
+@dataclass
+class Forward:
+    """One forward pass: what was fed (and the edges where its gradients arrive) and f as [b, N]."""
+
+    fed: list[Tensor]
+    edges: list[GradientEdge]
+    recorder: Recorder
+    f: Tensor
+
+
+@dataclass
+class LayerChunk:
+    """One call's numbers for one chunk (tensors stay on their device until the end)."""
+
+    map: LinearMap
+    positions: int
+    M: int
+    reads_input: bool
+    values: dict[str, Tensor]
+
+
+@dataclass
+class Chunk:
+    """All numbers of one chunk."""
+
+    output: Tensor
+    input: dict[str, Tensor]
+    layers: list[LayerChunk]
+    parameters: dict[str, tuple[str, Tensor, Tensor]]  # name -> path, grad, adaptive
+
+
+class Products:
+    """Plans which edges to ask of autograd, asks for one output after another, works it off."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        layouts: Sequence[Layout | None],
+        named: Sequence[tuple[str, Tensor]],
+    ) -> None:
+        self.forward, self.f, self.named = forward, forward.f, named
+        self.B, self.N = forward.f.shape
+        self.graph = Graph(forward.f)
+        self.edges: list[GradientEdge] = []
+        self.rows: dict[int, tuple[Layout | None, int]] = {}  # edge -> layout, entries per sample
+        self._index: dict[tuple[Any, int], int] = {}
+        calls = zip(forward.recorder.calls, layouts, strict=True)
+        alive = [(c, layout) for c, layout in calls if c.out.node in self.graph.nodes]
+        if not alive:
+            raise FlatlensError(
+                "no linear or convolutional layer reaches the output: none to measure"
+            )
+        self.calls = [c for c, _ in alive]
+        self.positions = [Positions(c, layout, self.B, self.N) for c, layout in alive]
+        self._plan_spectra()
+        self._plan_parameters()
+
+    # -- which edges -------------------------------------------------------------------------
+
+    def _want(self, edge: GradientEdge) -> int:
+        """The place of an edge among those asked of autograd."""
+        key = (edge.node, edge.output_nr)
+        if key not in self._index:
+            self._index[key] = len(self.edges)
+            self.edges.append(edge)
+        return self._index[key]
+
+    def _collect(self, edge: GradientEdge, layout: Layout | None, entries: int) -> int:
+        """Ask for an edge and keep its rows."""
+        k = self._want(edge)
+        self.rows.setdefault(k, (layout, entries))
+        return k
+
+    def _plan_spectra(self) -> None:
+        """A (total) and B (through the layer) of each call; B apart only where it can differ."""
+        self.inputs = [
+            self._collect(edge, Layout(), t[0].numel())
+            for edge, t in zip(self.forward.edges, self.forward.fed, strict=True)
+        ]
+        self.out = [self._want(c.out) for c in self.calls]
+        self.total: list[int] = []
+        self.through: list[int] = []
+        self.reads_input: list[bool] = []
+        for call, positions in zip(self.calls, self.positions, strict=True):
+            entries = call.x.numel() // self.B
+            edge, alone, reads = self._total(call)
+            self.total.append(self._collect(edge, positions.layout, entries))
+            self.through.append(
+                self.total[-1] if alone else self._collect(call.through, positions.layout, entries)
+            )
+            self.reads_input.append(reads)
+
+    def _total(self, call: Call) -> tuple[GradientEdge, bool, bool]:
+        """(edge of A, whether A = B for nobody else reads x^l, whether x^l is the input)."""
+        if call.total is None:
+            return call.through, True, False
+        alone = self.graph.alone(call.total)
+        below, alone_below = self.graph.unviewed(call.total)
+        reads = self._index.get((below.node, below.output_nr), -1) in self.inputs
+        if reads and alone and alone_below:
+            return below, True, True
+        return call.total, alone, reads
+
+    def _plan_parameters(self) -> None:
+        """Each trainable parameter's path; what is not fully seen goes the slow way."""
+        self.paths: dict[str, str] = {}
+        self.groups: list[tuple[list[int], str | None]] = []  # calls of one weight, its parameter
+        self.rules: dict[str, tuple[list[int], list[int]]] = {}  # biases of calls, edges of copies
+        self.slow: dict[str, int] = {}
+        self.trainable = {id(p): name for name, p in self.named if p.requires_grad}
+        reached = [c for c in self.forward.recorder.copies if c.edge.node in self.graph.nodes]
+        for name, p in self.named:
+            uses = self.graph.uses(p)
+            weights = [i for i, c in enumerate(self.calls) if c.map.weight is p]
+            biases = [i for i, c in enumerate(self.calls) if c.map.bias is p]
+            copies = [c for c in reached if c.parameter is p]
+            seen = len(weights) + len(biases) + len(copies)
+            if not p.requires_grad:
+                self.paths[name] = "frozen"
+                if weights and self._alike(weights):
+                    self.groups.append((weights, None))
+            elif uses == 0:
+                self.paths[name] = "unused"
+            elif uses == seen == len(weights) and self._alike(weights):
+                self.paths[name] = "layer"
+                self.groups.append((weights, name))
+            elif uses == seen and not weights:
+                self.paths[name] = "rule"
+                edges = [self._collect(c.edge, Layout(c.dim), p.numel()) for c in copies]
+                self.rules[name] = (biases, edges)
+            elif self.B > 1:
+                raise NeedsSinglesError(f"no fast rule for {name}")
+            else:
+                self.paths[name] = "slow"
+                self.slow[name] = self._collect(get_gradient_edge(p), None, p.numel())
+        grouped = {i for group, _ in self.groups for i in group}
+        for i, call in enumerate(self.calls):
+            if i not in grouped and self.trainable.get(id(call.map.weight)) not in self.slow:
+                self.groups.append(([i], None))
+
+    def _alike(self, calls: list[int]) -> bool:
+        """Whether some calls read one weight in the same way, so that positions can be joined."""
+        found = {self.calls[i].map.geometry for i in calls}
+        return len({None if g is None else (g.transposed, g.groups) for g in found}) == 1
+
+    # -- the products ----------------------------------------------------------------------------
+
+    def run(self) -> Chunk:
+        """All N products, their rows stacked; then each layer is worked off."""
+        rows = self._rows()
+        bias_rows = [p.bias_rows() if p.map.bias is not None else None for p in self.positions]
+        shares: dict[str, Share] = {}
+        for name, p in self.named:
+            if name in self.slow:
+                shares[name] = share(p, [rows[self.slow[name]]])
+            elif name in self.rules:
+                users, copies = self.rules[name]
+                shares[name] = share(
+                    p, [*(bias_rows[i] for i in users), *(rows[k] for k in copies)]
+                )
+        by_call: dict[int, Share] = {}
+        for group, owner in self.groups:
+            found = weight_gradient([self.positions[i] for i in group])
+            by_call.update(dict.fromkeys(group, found))
+            if owner is not None:
+                shares[owner] = found
+        nothing = self.f.new_zeros(self.B, dtype=torch.float64)
+        return Chunk(
+            output=self.f.detach().double(),
+            input=self._input(rows),
+            layers=[
+                self._layer(i, rows, by_call.get(i), bias_rows[i], shares)
+                for i in range(len(self.calls))
+            ],
+            parameters={
+                name: (self.paths[name], *shares.get(name, (nothing, nothing)))
+                for name, _ in self.named
+            },
+        )
+
+    def _rows(self) -> dict[int, Tensor]:
+        """Ask autograd for one output after another; {edge: [b, N, entries]}."""
+        f, B = self.f, self.B
+        rows = {k: f.new_empty(B, self.N, entries) for k, (_, entries) in self.rows.items()}
+        for v in range(self.N):
+            pick = torch.zeros_like(f)
+            pick[:, v] = 1
+            try:
+                grads = torch.autograd.grad(
+                    f, self.edges, pick, retain_graph=v + 1 < self.N, allow_unused=True
+                )
+            except CheckpointError as error:
+                raise FlatlensError(
+                    "the model recomputes activations (gradient checkpointing), which hides its "
+                    "layers; switch that off while measuring"
+                ) from error
+            for k, (layout, _) in self.rows.items():
+                if (g := grads[k]) is None:
+                    rows[k][:, v] = 0
+                else:
+                    g = g.to_dense() if g.is_sparse else g
+                    rows[k][:, v] = split(g, layout, B).flatten(1)
+            for k, positions in zip(self.out, self.positions, strict=True):
+                positions.take(v, grads[k])
+        return rows
+
+    # -- what the rows say -------------------------------------------------------------------------
+
+    def _input(self, rows: dict[int, Tensor]) -> dict[str, Tensor]:
+        A = torch.cat([rows[k] for k in self.inputs], -1)
+        x = torch.cat([t.detach().flatten(1) for t in self.forward.fed], -1).double()
+        self.input_spectrum = singular_values(A)
+        energy = A.square().sum(1)
+        return {
+            "singular": self.input_spectrum[0],
+            "rank": self.input_spectrum[1],
+            "x_norm": x.norm(dim=1),
+            "invariant": (energy * x.square()).sum(1),
+        }
+
+    def _layer(
+        self,
+        i: int,
+        rows: dict[int, Tensor],
+        gradient: Share | None,
+        bias_rows: Tensor | None,
+        shares: dict[str, Share],
+    ) -> LayerChunk:
+        call, positions = self.calls[i], self.positions[i]
+        untied, untied_bias, patch_min = positions.energies()
+        zeros = torch.zeros_like(untied)
+        A, B = rows[self.total[i]], rows[self.through[i]]
+        spectrum = self.input_spectrum if [self.total[i]] == self.inputs else singular_values(A)
+        values = {"singular": spectrum[0], "rank": spectrum[1]}
+        if A is B:
+            values |= {"singular_through": spectrum[0], "rank_through": spectrum[1]}
+            values |= {"bypass": zeros, "gap_norm": zeros}
+        else:
+            through = singular_values(B)
+            gap, size = (A - B).double(), A.double().flatten(1).norm(dim=1)
+            ratio = gap.flatten(1).norm(dim=1) / size
+            values |= {"singular_through": through[0], "rank_through": through[1]}
+            values |= {"bypass": torch.where(size > 0, ratio, 0.0), "gap_norm": spectral_norm(gap)}
+        if gradient is None:
+            gradient = shares[self.trainable[id(call.map.weight)]]
+        bias = call.map.bias
+        if bias is None or bias_rows is None:
+            grad_bias = zeros
+        elif (name := self.trainable.get(id(bias))) is not None:
+            grad_bias = shares[name][0]
+        else:
+            grad_bias = share(bias, [bias_rows])[0]
+        values |= {
+            "grad_weight": gradient[0],
+            "adaptive": gradient[1],
+            "grad_bias": grad_bias,
+            "x_norm": split(call.x, positions.layout, self.B).flatten(1).double().norm(dim=1),
+            "patch_min": patch_min,
+            "untied": untied,
+            "untied_bias": zeros if bias is None or call.map.transposed else untied_bias,
+        }
+        M = call.x.numel() // self.B
+        return LayerChunk(call.map, positions.T, M, self.reads_input[i], values)
+
+
+def share(p: Tensor, uses: Sequence[Tensor | None]) -> Share:
+    """A parameter's share of S and of the adaptive sharpness, from the rows of all its uses.
+
+    The uses are added up before they are squared: one parameter has one gradient.
+    """
+    total = sum(u for u in uses if u is not None)
+    assert isinstance(total, Tensor)
+    squares = total.square().sum(1)  # over outputs: [b, numel]
+    adaptive = squares @ p.detach().flatten().square()
+    return squares.sum(1, dtype=torch.float64), adaptive.double()

@@ -1,0 +1,104 @@
+"""What holds for the package as a whole: light imports, one direction, clean pins."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "flatlens"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# a file may import from its own group and from those before it; all that is not named is core
+ORDER = ("core", "track", "experiments", "figures", "report", "cli")
+PIN = re.compile(r"([A-Za-z0-9][\w.-]*)==(\d[\w.]*)")
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The modules that a fresh interpreter holds after `statement`."""
+    code = f"import sys; {statement}; print(*sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env=environment, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return set(done.stdout.split())
+
+
+def test_importing_flatlens_is_light():
+    assert not loaded_by("import flatlens") & {"pandas", "matplotlib", "scipy", "cyclopts", "rich"}
+
+
+def test_measuring_needs_no_matplotlib():
+    loaded = loaded_by("import flatlens as fl; fl.probe, fl.measure, fl.sharpness")
+    assert not loaded & {"pandas", "matplotlib"}
+
+
+def test_command_line_answers_without_torch():
+    loaded = loaded_by("import flatlens.cli")
+    assert not loaded & {"torch", "numpy", "pandas", "matplotlib"}
+
+
+def group(parts: tuple[str, ...]) -> int:
+    name = parts[0] if parts else ""
+    return ORDER.index(name) if name in ORDER else 0
+
+
+def imported(file: Path) -> set[tuple[str, ...]]:
+    """Names inside flatlens that `file` imports, anywhere in it, as paths below the package."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import in line {node.lineno}"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {tuple(n.split(".")[1:]) for n in names if n.split(".")[0] == "flatlens"}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_imports_go_one_way(file):
+    own = group(file.relative_to(PACKAGE).with_suffix("").parts)
+    late = {".".join(parts) for parts in imported(file) if group(parts) > own}
+    assert not late
+
+
+def test_the_check_of_imports_can_fail(tmp_path):
+    (tmp_path / "core.py").write_text("def f():\n    from flatlens.experiments import data\n")
+    (parts,) = imported(tmp_path / "core.py")
+    assert group(parts) > group(("core",))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_package_never_imports_its_oracles(file):
+    found = re.findall(r"^\s*(?:from|import)\s+(?:tests|oracles|zoo)\b", file.read_text(), re.M)
+    assert not found
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    matches = {line: PIN.fullmatch(line) for line in lines if line and not line.startswith("#")}
+    assert all(matches.values()), [line for line, match in matches.items() if not match]
+    return {normal(m[1]): m[2] for m in matches.values() if m}
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_constraints_are_plain_pins_without_host_or_local_tag():
+    assert pins()["torch"] == "2.13.0"
+    assert not re.search(r"https?:|file:|--|@|\+", (ROOT / "constraints.txt").read_text())
+
+
+def test_constraints_pin_every_declared_dependency():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    declared = project["dependencies"] + [need for extra in extras.values() for need in extra]
+    names = {normal(re.split(r"[\[<>=!~; ]", need)[0]) for need in declared} - {"flatlens"}
+    assert names <= pins().keys()
