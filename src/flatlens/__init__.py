@@ -4,37 +4,46 @@
 one vector-Jacobian product per output), and every metric is arithmetic on what it saw.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from flatlens.errors import FlatlensError
-from flatlens.measurement import Measurement, measure
-from flatlens.metrics import (
-    adaptive_sharpness,
-    input_invariant_mls,
-    local_dimension,
-    log_volume,
-    matrix_normalized_sharpness,
-    mls,
-    network_volume,
-    nmls,
-    nmls_through,
-    normalized_mls,
-    sharpness,
-    sharpness_untied,
-    volume,
-    weighted_nmls,
-)
-from flatlens.passes import probe
-from flatlens.probes import InputProbe, LayerProbe, ParameterProbe, Probe
+
+if TYPE_CHECKING:
+    from flatlens.inequalities import Bounds, Inequality, bounds
+    from flatlens.measurement import Measurement, measure
+    from flatlens.metrics import (
+        adaptive_sharpness,
+        input_invariant_mls,
+        local_dimension,
+        log_volume,
+        matrix_normalized_sharpness,
+        mls,
+        network_volume,
+        nmls,
+        nmls_through,
+        normalized_mls,
+        sharpness,
+        sharpness_untied,
+        volume,
+        weighted_nmls,
+    )
+    from flatlens.passes import probe
+    from flatlens.probes import InputProbe, LayerProbe, ParameterProbe, Probe
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Bounds",
     "FlatlensError",
+    "Inequality",
     "InputProbe",
     "LayerProbe",
     "Measurement",
     "ParameterProbe",
     "Probe",
     "adaptive_sharpness",
+    "bounds",
     "input_invariant_mls",
     "local_dimension",
     "log_volume",
@@ -51,3 +60,19 @@ __all__ = [
     "volume",
     "weighted_nmls",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a name when it is first used: torch takes a second, ``flatlens --help`` must not."""
+    if name not in __all__:
+        raise AttributeError(f"module 'flatlens' has no attribute {name!r}")
+    for module in ("inequalities", "measurement", "metrics", "passes", "probes"):
+        found = getattr(import_module(f"flatlens.{module}"), name, None)
+        if found is not None:
+            globals()[name] = found
+            return found
+    raise AttributeError(name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -43,11 +43,11 @@ BROADCASTS = {
     *("__itruediv__", "rsub", "addcmul"),
 }
 EXPANDS = {"expand", "expand_as", "repeat"}
-VIEWS = {
+RESHAPES = {  # the same entries in the same order
     *("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "AliasBackward0"),
-    *("TransposeBackward0", "PermuteBackward0", "TBackward0", "UnsqueezeBackward0"),
-    *("SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2"),
+    *("UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2"),
 }
+VIEWS = RESHAPES | {"TransposeBackward0", "PermuteBackward0", "TBackward0"}
 
 
 @dataclass(frozen=True)
@@ -240,13 +240,14 @@ class Recorder(TorchFunctionMode):
 
     def _reenter(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a python function that offers itself to modes, with this mode still on inside."""
-        offered = F.has_torch_function
-        F.has_torch_function = lambda *_: False  # type: ignore[assignment]
+        functions: Any = F
+        offered = functions.has_torch_function
+        functions.has_torch_function = lambda *_: False
         try:
             with self:
                 return func(*args, **kwargs)
         finally:
-            F.has_torch_function = offered
+            functions.has_torch_function = offered
 
     # -- one copy of a parameter per sample ------------------------------------------------------
 
@@ -482,7 +483,9 @@ class Graph:
     def unviewed(self, edge: GradientEdge) -> tuple[GradientEdge, bool]:
         """The edge below all reshapes, and whether nothing else reads what they reshape."""
         alone = True
-        while edge.node.name() in VIEWS:
-            edge = GradientEdge(*edge.node.next_functions[0])
+        while edge.node.name() in RESHAPES:
+            node, index = edge.node.next_functions[0]
+            assert node is not None  # a view of something that needs no gradient has no node
+            edge = GradientEdge(node, index)
             alone = alone and self.alone(edge)
         return edge, alone

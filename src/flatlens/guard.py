@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -16,13 +17,10 @@ HALF = (torch.float16, torch.bfloat16)
 
 def original(model: nn.Module) -> nn.Module:
     """The module a user wrote, out of torch.compile, DataParallel or DistributedDataParallel."""
-    while True:
-        if hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            model = model.module
-        else:
-            return model
+    inner = getattr(model, "_orig_mod", None)
+    if inner is None and isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        inner = model.module
+    return model if inner is None else original(inner)
 
 
 def in_float(model: nn.Module) -> tuple[nn.Module, torch.dtype, list[str]]:
@@ -42,7 +40,8 @@ def in_float(model: nn.Module) -> tuple[nn.Module, torch.dtype, list[str]]:
 def untouched(model: nn.Module) -> Iterator[None]:
     """Evaluation mode with gradients on; everything is put back at the end."""
     training = [(m, m.training) for m in model.modules()]
-    changing = [m.weight for m in model.modules() if getattr(m, "max_norm", None) is not None]
+    embeddings = [m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
+    changing = [m.weight for m in embeddings if m.max_norm is not None]
     values = [(t, t.detach().clone()) for t in [*model.buffers(), *changing]]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     with contextlib.ExitStack() as stack:
@@ -68,7 +67,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _eager() -> Iterator[None]:
     """Compiled parts of a model run as they were written, so that their calls can be seen."""
-    if "torch._dynamo" not in __import__("sys").modules:  # nothing can be compiled yet
+    if "torch._dynamo" not in sys.modules:  # nothing can be compiled yet
         yield
         return
     with torch.compiler.set_stance("force_eager"):

@@ -44,7 +44,7 @@ class Inputs:
     def call(self, model: Callable[..., Any]) -> Any:
         """``model`` on these arguments."""
         if self.named:
-            return model(**dict(zip(self.keys, self.values, strict=True)))
+            return model(**{str(k): v for k, v in zip(self.keys, self.values, strict=True)})
         return model(*self.values)
 
     def floats(self, dtype: torch.dtype) -> Inputs:

@@ -21,10 +21,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from flatlens.capture import Call, Geometry, flat_pads
+from flatlens.capture import Call, Geometry, LinearMap, flat_pads
 
-# Per-sample gradients of one layer are formed in blocks of at most this many entries.
-BLOCK_ENTRIES = 4_000_000
+# Per-sample gradients of one layer are formed in blocks of about this many entries: what is written
+# must still be in the cache when it is squared (one block of all samples is three times slower).
+BLOCK_ENTRIES = 1 << 20
 # Signed sums smaller than this share of their terms have lost too many of float64's digits.
 CANCELLED = 1e-4
 
@@ -170,12 +171,37 @@ class Positions:
 
     def energies(self) -> tuple[Tensor, Tensor, Tensor]:
         """Per sample: sum_p ||J_p||^2 ||u_p||^2, sum_p ||J_p||^2, min_p ||u_p||^2."""
-        u2 = self.u.square().sum(2, dtype=torch.float64)
-        if self.flat:
-            J2 = torch.linalg.vector_norm(self.rows.flatten(2), dim=2).square()[:, None]
-        else:
-            J2 = self.rows.square().sum((2, 3))
-        return (J2 * u2).sum((1, 2)), J2.double().sum((1, 2)), u2.amin((1, 2))
+        u2 = _columns(self.u)
+        J2 = _columns(self.J)
+        return (J2 * u2).sum((1, 2)), J2.sum((1, 2)), u2.amin((1, 2))
+
+    @property
+    def bias_per_position(self) -> bool:
+        """Whether a bias is added at each of the positions (not so after an overlapping sum)."""
+        return self.map.bias is not None and not self.map.transposed
+
+    def patch_rank(self, bias: bool) -> Float[Tensor, " b"]:
+        """The smallest singular value of the patches U, or [U, 1], over positions (theory 4.2)."""
+        U = self.u.double().mT  # [b, g, T, i]
+        if bias:
+            U = torch.cat([U, torch.ones_like(U[..., :1])], -1)
+        values = torch.linalg.eigvalsh(U @ U.mT)
+        s = values[..., 0].clamp(min=0).sqrt()
+        poor = values[..., 0] < 1e-6 * values[..., -1]  # the Gram matrix has lost its digits
+        if bool(poor.any()):
+            s[poor] = torch.linalg.svdvals(U[poor])[..., -1]
+        return s.amin(1)
+
+    def invariant(self) -> Float[Tensor, " b"]:
+        """sum_j ||sum_p u_pj (J_p W)_j||^2 of each sample, left-hand side of the shared Eq. 44."""
+        o = self.W.shape[1]
+        parts = []
+        block = max(1, BLOCK_ENTRIES // (self.N * self.W.numel()))
+        for s in range(0, self.batch, block):
+            grad = (self.u[s : s + block] @ self.J[s : s + block].mT).unflatten(3, (-1, o))
+            scaled = torch.einsum("bgino,goi->bgin", grad, self.W)
+            parts.append(scaled.square().sum((1, 2, 3), dtype=torch.float64))
+        return torch.cat(parts)
 
     def _format(self, t: Tensor, is_input: bool) -> Float[Tensor, "b g f T"]:
         geometry = self.map.geometry
@@ -199,6 +225,31 @@ class Positions:
             return t
         t = split(t, self.layout, self.batch)
         return t.movedim(1, -2).flatten(-2)
+
+
+def _columns(t: Float[Tensor, "b g f T"]) -> Float[Tensor, "b g T"]:
+    """The squared norm at each position, float64, in blocks that stay in the cache."""
+    ones = t.new_ones(1, t.shape[2])
+    blocks = t.split(max(1, BLOCK_ENTRIES // t[0].numel()))
+    return torch.cat([(ones @ part.square()).squeeze(2) for part in blocks]).double()
+
+
+def occurrences(layer: LinearMap) -> int:
+    """kappa: how often one entry of the input occurs over all patches, at most.
+
+    Counted, so that stride, dilation and every padding mode are right: the derivative of the sum of
+    all patches by an entry is the number of patches it is in.
+    """
+    geometry = layer.geometry
+    if geometry is None or geometry.transposed:
+        return 1
+    kernel = tuple(layer.weight.shape[2:])
+    image = layer.in_shape[-len(kernel) - 1 :]
+    with torch.enable_grad():
+        x = torch.zeros(1, *image, device=layer.weight.device, requires_grad=True)
+        total = patches(x, kernel, geometry, tuple(layer.out_shape[-len(kernel) :])).sum()
+        counts = torch.autograd.grad(total, x)[0]
+    return round(float(counts.max()))
 
 
 def weight_gradient(
@@ -242,10 +293,9 @@ def weight_gradient(
 def _by_forming(
     J: Float[Tensor, "b g No T"], u: Float[Tensor, "b g i T"], W2: Float[Tensor, "g o i"]
 ) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
-    squares = (J @ u.mT).square_().unflatten(2, (-1, W2.shape[1])).sum(2)
-    return squares.sum((1, 2, 3), dtype=torch.float64), (squares * W2).sum(
-        (1, 2, 3), dtype=torch.float64
-    )
+    squares = (u @ J.mT).square_().unflatten(3, (-1, W2.shape[1])).sum(3)  # [b, g, i, o]
+    plain = squares.sum((1, 2, 3), dtype=torch.float64)
+    return plain, (squares * W2.mT).sum((1, 2, 3), dtype=torch.float64)
 
 
 def _by_pairs(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.errors import FlatlensError
+from flatlens.inequalities import Bounds, bounds, layer_bounds
 from flatlens.inputs import Inputs, batches
 from flatlens.metrics import METRICS, Metric, layer_row
 from flatlens.passes import probe_batches
@@ -24,23 +25,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Every quantity by its name (``m["nmls"]``), the layers, the samples and the coverage."""
+    """All quantities and inequalities by name: ``m["nmls"]`` a float, ``m["eq12"]`` both sides."""
 
     probe: Probe
     values: dict[str, float]
+    bounds: Bounds
 
-    def __getitem__(self, name: str) -> float:
-        try:
+    def __getitem__(self, name: str) -> Any:
+        if name in self.values:
             return self.values[name]
-        except KeyError:
-            raise KeyError(f"no quantity {name!r}; there are {', '.join(self.values)}") from None
+        for row in self.bounds:
+            if row.name == name:
+                return row
+        names = [*self.values, *(row.name for row in self.bounds)]
+        raise KeyError(f"no quantity {name!r}; there are {', '.join(names)}")
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict per layer, in the order of the calls: its numbers and its own inequality."""
+        p = self.probe
+        return [{**layer_row(layer), **layer_bounds(p, layer)} for layer in p.layers]
 
     @cached_property
     def layers(self) -> pd.DataFrame:
-        """One row per layer, in the order of the calls."""
+        """The same as a table, one row per layer."""
         import pandas as pd
 
-        return pd.DataFrame([layer_row(layer) for layer in self.probe.layers])
+        return pd.DataFrame(self.rows)
 
     @cached_property
     def samples(self) -> dict[str, Array]:
@@ -58,8 +69,18 @@ class Measurement:
         return {q.name: q.path for q in self.probe.parameters}
 
     def to_dict(self) -> dict[str, float]:
-        """A flat record: every quantity by its name."""
-        return dict(self.values)
+        """A flat record: every quantity by its name, both sides of every inequality that applies.
+
+        ``log_volume`` names a quantity and an inequality: the first is ``log_volume`` here, the
+        sides of the other are ``log_volume.lhs`` and ``log_volume.rhs``.
+        """
+        sides = {
+            f"{row.name}.{side}": value
+            for row in self.bounds
+            if row.verdict != "not applicable"
+            for side, value in (("lhs", row.lhs), ("rhs", row.rhs))
+        }
+        return {**self.values, **sides}
 
     def to_json(self, **options: Any) -> str:
         """Quantities, layers, coverage and notes; infinities and NaN as strings, so that any
@@ -69,8 +90,9 @@ class Measurement:
             "N": self.probe.N,
             "M": self.probe.M,
             "dtype": str(self.probe.dtype).removeprefix("torch."),
-            "quantities": self.to_dict(),
-            "layers": [layer_row(layer) for layer in self.probe.layers],
+            "quantities": self.values,
+            "inequalities": [asdict(row) for row in self.bounds],
+            "layers": self.rows,
             "coverage": self.coverage,
             "notes": self.probe.notes,
         }
@@ -86,14 +108,24 @@ class Measurement:
         p = self.probe
         paths = list(self.coverage.values())
         counts = ", ".join(f"{paths.count(k)} {k}" for k in dict.fromkeys(paths))
-        rows = [layer_row(layer) for layer in p.layers]
         shown = ["name", "kind", "positions", "norm", "x_norm", "mls", "sharpness", "sharing_ratio"]
+        table = [["inequality", "lhs", "rhs", "slack", "verdict"]]
+        reasons: dict[str, list[str]] = {}
+        for b in self.bounds:
+            if b.verdict != "not applicable":
+                told = b.verdict if b.holds else f"{b.verdict}, fails"
+                table.append([b.name, number(b.lhs), number(b.rhs), number(b.slack), told])
+            if b.verdict != "theorem":
+                reasons.setdefault(f"{b.verdict}: {b.why}", []).append(b.name)
         lines = [
             f"{p.n} samples, {p.M} inputs, {p.N} outputs, {str(p.dtype).removeprefix('torch.')}",
             "",
             *columns([[name, number(value)] for name, value in self.values.items()]),
             "",
-            *columns([shown, *[[_cell(row[k]) for k in shown] for row in rows]]),
+            *columns([shown, *[[_cell(row[k]) for k in shown] for row in self.rows]]),
+            "",
+            *columns(table),
+            *(f"{why} ({', '.join(names)})" for why, names in reasons.items()),
             "",
             f"parameters: {counts}",
             *(f"note: {note}" for note in p.notes),
@@ -137,12 +169,20 @@ def measure(
             yield batch
 
     p = probe_batches(
-        model, inputs(), chunk=chunk, memory=memory, output=output, weight_norm=weight_norm
+        model,
+        inputs(),
+        chunk=chunk,
+        memory=memory,
+        output=output,
+        weight_norm=weight_norm,
+        exact_untied=False,
     )
     values = {name: METRICS[name](p) for name in wanted}
     if y is None and targets and all(t is not None for t in targets):
         y = torch.cat([torch.as_tensor(t) for t in targets])
-    return Measurement(p, values if y is None else {**values, **loss_and_accuracy(p, y)})
+    if y is not None:
+        values |= loss_and_accuracy(p, y)
+    return Measurement(p, values, bounds(p))
 
 
 def loss_and_accuracy(p: Probe, y: Any) -> dict[str, float]:

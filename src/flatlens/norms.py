@@ -2,134 +2,194 @@
 
 A dense layer's operator norm is the spectral norm of its weight. A convolution's is that of the map
 from one whole image to one whole image; it depends on the image size, stride, padding and dilation.
-Small operators are decomposed exactly. Large ones take Golub-Kahan-Lanczos from a random start: it
-gives theta <= ||C||_2, and with the residual r of its singular pair a singular value lies within r
-of theta. The upper end theta + r is what enters a bound. (A random start has a component along the
-top singular vector with probability one; the run ends when r <= 1e-7 theta, in float32 3e-5.)
+Small operators are decomposed exactly. Large ones take Lanczos on C^T C from a random start, which
+gives theta <= ||C||_2 and, with the residual r of its pair, an eigenvalue of C^T C within r of
+theta^2. So ||C||_2 lies between theta and the upper end sqrt(theta^2 + r), which is what enters a
+bound. (That the pair is the top one is as sure as that a random start has a component along it.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
 from flatlens.capture import CONVS, LinearMap, flat_pads
+from flatlens.layers import Positions
 
-EXACT_SIZE = 128  # operators with a side up to this are decomposed exactly
+EXACT_SIZE = 64  # operators with a side up to this are decomposed exactly
 MAX_STEPS = 400
+CHECK_EVERY = 6
 
 
 @dataclass(frozen=True)
 class WeightNorms:
-    """Three norms of one layer; one that took an iteration is its certified upper end."""
+    """Three norms of one layer; ``slack`` is the relative width of what an iteration left open.
+
+    A norm times 1 + slack is a certified upper end.
+    """
 
     operator: float
     kernel: float
     frobenius: float
+    slack: float = 0.0
 
 
 def weight_norms(layer: LinearMap) -> WeightNorms:
     """All three norms of the weight of ``layer``."""
     W = layer.matrix
-    kernel = max(matrix_norm(w) for w in W)
-    frobenius = float(torch.linalg.vector_norm(W.double()))
+    kernels = [matrix_norm(w) for w in W]
+    kernel = max(kernels)
     operator = kernel if layer.geometry is None else convolution_norm(layer)
-    return WeightNorms(operator, kernel, frobenius)
+    frobenius = float(torch.linalg.vector_norm(W.double()))
+    slack = max(operator.slack, *(k.slack for k in kernels))
+    return WeightNorms(operator.value, kernel.value, frobenius, slack)
 
 
-def matrix_norm(W: Tensor) -> float:
-    """||W||_2 (upper end)."""
+class Norm(NamedTuple):
+    """A norm and the relative distance to its certified upper end."""
+
+    value: float
+    slack: float = 0.0
+
+
+def matrix_norm(W: Tensor) -> Norm:
+    """||W||_2."""
     if min(W.shape) <= EXACT_SIZE:
         W = W.double()
         gram = W @ W.mT if W.shape[0] <= W.shape[1] else W.mT @ W
-        return float(torch.linalg.eigvalsh(gram)[-1].clamp(min=0).sqrt())
-    return lanczos_norm(lambda v: W @ v, lambda u: W.mT @ u, W[0])
+        return Norm(float(torch.linalg.eigvalsh(gram)[-1].clamp(min=0).sqrt()))
+    return lanczos_norm(lambda v: W.mT @ (W @ v), W[0])
 
 
-def convolution_norm(layer: LinearMap) -> float:
-    """||C_l||_2 of x -> layer(x) without bias, on its input size (upper end)."""
-    assert layer.geometry is not None
-    geometry, weight = layer.geometry, layer.weight.detach()
-    func = next(f for f, _ in CONVS.items() if f.__name__ == layer.kind)
-    options: dict[str, object] = {
-        "stride": geometry.stride,
-        "dilation": geometry.dilation,
-        "groups": geometry.groups,
-    }
+def convolution_norm(layer: LinearMap) -> Norm:
+    """||C_l||_2 of x -> layer(x) without bias, on its input size."""
+    image = _image(layer)
+    if image.numel() <= EXACT_SIZE:
+        basis = torch.eye(image.numel(), dtype=layer.weight.dtype, device=layer.weight.device)
+        with torch.no_grad():
+            return matrix_norm(_apply(layer, basis.unflatten(1, image)).flatten(1))
+    gram, x = _gram(layer)
+    with torch.no_grad():
+        return lanczos_norm(gram, x)
+
+
+def untied_norms(positions: Positions) -> Float[Tensor, " b"]:
+    """||D^-1 C||_2 of each sample (upper end), D = diag_p sqrt(||u_p||^2 + 1), theory 4.1."""
+    layer = positions.map
+    D = (positions.u.double().square().sum(2) + positions.bias_per_position).sqrt()  # [b, g, T]
+    if layer.geometry is None or layer.geometry.transposed:  # block-diagonal over positions
+        norm = max(matrix_norm(w) for w in layer.matrix)
+        return norm.value * (1 + norm.slack) / D.amin((1, 2))
+    found = []
+    for d in D:
+        if bool((d == 0).any()):
+            found.append(torch.inf)
+            continue
+        # [g, T] -> [k, g, o, space]: every output channel of a group has the same scale
+        images = d.unflatten(1, (-1, layer.out_shape[-len(layer.geometry.stride) :].numel()))
+        scale = images.movedim(1, 0).repeat_interleave(layer.matrix.shape[1], 1)
+        norms = [_scaled(layer, s.to(layer.weight)) for s in scale]
+        found.append(max(n.value * (1 + n.slack) for n in norms))
+    return D.new_tensor(found)
+
+
+def _scaled(layer: LinearMap, scale: Float[Tensor, "c T"]) -> Norm:
+    gram, x = _gram(layer, scale.square().reciprocal())
+    with torch.no_grad():
+        return lanczos_norm(gram, x)
+
+
+def _image(layer: LinearMap) -> torch.Size:
+    """The shape of one image that the layer reads."""
+    return layer.in_shape[-layer.weight.dim() + 1 :]
+
+
+def _apply(layer: LinearMap, x: Tensor) -> Tensor:
+    """The layer on images, without its bias."""
+    geometry = layer.geometry
+    assert geometry is not None
+    func = next(f for f in CONVS if f.__name__ == layer.kind)
+    weight, options = layer.weight.detach(), {}
     if geometry.transposed:
         options["padding"] = tuple(left for left, _ in geometry.padding)
         options["output_padding"] = geometry.output_padding
-    image = layer.in_shape[-weight.dim() + 1 :]
+    elif any(p for pair in geometry.padding for p in pair):
+        x = F.pad(x, flat_pads(geometry.padding), geometry.pad_mode)
+    return func(
+        x, weight, None, geometry.stride,
+        dilation=geometry.dilation, groups=geometry.groups, **options,
+    )  # fmt: skip
 
-    def apply(x: Tensor) -> Tensor:
-        if not geometry.transposed and any(p for pair in geometry.padding for p in pair):
-            x = F.pad(x, flat_pads(geometry.padding), geometry.pad_mode)
-        return func(x, weight, None, **options)
 
-    if image.numel() <= EXACT_SIZE:
-        basis = torch.eye(image.numel(), dtype=weight.dtype, device=weight.device)
-        return matrix_norm(apply(basis.unflatten(1, image)).flatten(1))
+def _gram(layer: LinearMap, scale: Tensor | None = None) -> tuple[Callable[..., Tensor], Tensor]:
+    """v -> C^T D^-2 C v on flat images (``scale`` is D^-2 per channel and position), and one."""
+    geometry, weight = layer.geometry, layer.weight.detach()
+    assert geometry is not None
+    x = weight.new_zeros(1, *_image(layer)).requires_grad_()
     with torch.enable_grad():
-        x = torch.zeros(1, *image, dtype=weight.dtype, device=weight.device, requires_grad=True)
-        y = apply(x)
+        y = _apply(layer, x)
+    pads = [left for left, right in geometry.padding if left == right]
+    plain = not geometry.transposed and geometry.pad_mode == "constant"
+    direct = plain and len(pads) == len(geometry.padding)
 
-        def adjoint(u: Tensor) -> Tensor:
-            return torch.autograd.grad(y, x, u, retain_graph=True)[0]
+    def gram(v: Tensor) -> Tensor:
+        z = _apply(layer, v.reshape(x.shape))
+        if scale is not None:
+            z = z * scale.reshape(z.shape)
+        if not direct:
+            return torch.autograd.grad(y, x, z, retain_graph=True)[0].flatten()
+        return torch.ops.aten.convolution_backward(  # half the cost of asking autograd for it
+            z, x, weight, None, geometry.stride, pads, geometry.dilation, False, [0] * len(pads),
+            geometry.groups, [True, False, False],
+        )[0].flatten()  # fmt: skip
 
-        with torch.no_grad():
-            return lanczos_norm(apply, adjoint, x.detach())
+    return gram, x.detach().flatten()
 
 
-def lanczos_norm(
-    apply: Callable[[Tensor], Tensor], adjoint: Callable[[Tensor], Tensor], like: Tensor
-) -> float:
-    """The upper end of the largest singular value of a linear map, Golub-Kahan-Lanczos.
+def lanczos_norm(gram: Callable[[Tensor], Tensor], like: Tensor) -> Norm:
+    """||C||_2 from v -> C^T C v on vectors like ``like``, by Lanczos with full orthogonalisation.
 
     >>> W = torch.diag(torch.linspace(1, 2, 200, dtype=torch.float64))
-    >>> round(lanczos_norm(lambda v: W @ v, lambda u: W.mT @ u, W[0]), 6)
+    >>> round(lanczos_norm(lambda v: W @ (W @ v), W[0]).value, 6)
     2.0
     """
-    tolerance = 1e-7 if like.dtype == torch.float64 else 3e-5
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randn(like.numel(), generator=generator, dtype=torch.float64)
-    v = start.to(like).reshape(like.shape)
-    v = v / v.norm()
-    basis = like.new_empty(min(MAX_STEPS, like.numel()) + 1, like.numel())
-    basis[0] = v.flatten()
-    left = apply(v)
-    alphas, betas = [float(left.norm())], [0.0]
-    if alphas[0] == 0.0:
-        return 0.0
-    u = left / alphas[0]
-    for step in range(1, MAX_STEPS + 1):
-        w = adjoint(u).reshape(-1) - alphas[-1] * basis[step - 1]
-        done = basis[:step]
-        w = w - (done @ w) @ done  # keep the basis orthogonal
-        beta = float(w.norm())
-        last = step == min(MAX_STEPS, like.numel())
-        if last or step % 6 == 0 or beta <= tolerance * alphas[0]:
-            theta, residual = _ritz(alphas, betas, beta)
-            if last or residual <= tolerance * theta:
-                return theta + residual + 4 * torch.finfo(like.dtype).eps * theta
+    tolerance = 1e-7 if like.dtype == torch.float64 else 1e-3
+    start = torch.randn(len(like), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    last = min(MAX_STEPS, len(like))
+    basis = like.new_empty(last, len(like))
+    basis[0] = (start / start.norm()).to(like)
+    diagonal: list[Tensor] = []
+    beside: list[Tensor] = []
+    for step in range(1, last + 1):
+        w = gram(basis[step - 1])
+        diagonal.append(basis[step - 1] @ w)
+        for _ in range(2):  # once leaves rounding that grows from step to step
+            w = w - (basis[:step] @ w) @ basis[:step]
+        beta = w.norm()
+        if step % CHECK_EVERY == 0 or step == last or step == 1:
+            value, residual = _ritz(diagonal, beside, beta)
+            if value <= 0.0:
+                return Norm(0.0)
+            # r / 2 theta^2 is the relative width in ||C||; rounding adds its own.
+            slack = residual / (2 * value) + 4 * torch.finfo(like.dtype).eps
+            if slack <= tolerance or step == last:
+                break
+        beside.append(beta)
         basis[step] = w / beta
-        left = apply(basis[step].reshape(like.shape)) - beta * u
-        alpha = float(left.norm())
-        alphas.append(alpha)
-        betas.append(beta)
-        if alpha == 0.0:
-            return _ritz(alphas, betas, 0.0)[0] * (1 + 4 * torch.finfo(like.dtype).eps)
-        u = left / alpha
-    raise AssertionError("unreachable")
+    return Norm(value**0.5, slack)
 
 
-def _ritz(alphas: list[float], betas: list[float], beta: float) -> tuple[float, float]:
-    """Largest singular value of the bidiagonal matrix, and the residual of its pair."""
-    B = torch.diag(torch.tensor(alphas, dtype=torch.float64))
-    if len(alphas) > 1:
-        B += torch.diag(torch.tensor(betas[1:], dtype=torch.float64), 1)
-    P, s, _ = torch.linalg.svd(B)
-    return float(s[0]), beta * abs(float(P[-1, 0]))
+def _ritz(diagonal: list[Tensor], beside: list[Tensor], beta: Tensor) -> tuple[float, float]:
+    """The largest eigenvalue of the tridiagonal matrix and the residual of its Ritz pair."""
+    T = torch.diag(torch.stack(diagonal).double().cpu())
+    if beside:
+        off = torch.stack(beside).double().cpu()
+        T += torch.diag(off, 1) + torch.diag(off, -1)
+    values, vectors = torch.linalg.eigh(T)
+    return float(values[-1]), float(beta) * abs(float(vectors[-1, -1]))

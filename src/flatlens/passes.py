@@ -25,12 +25,12 @@ from flatlens.capture import Call, Graph, LinearMap, Plan, Recorder
 from flatlens.errors import FlatlensError
 from flatlens.guard import in_float, original, untouched
 from flatlens.inputs import Inputs, batches, check_finite, select_output
-from flatlens.layers import Layout, close, find_layout
+from flatlens.layers import Layout, close, find_layout, occurrences
 from flatlens.norms import weight_norms
-from flatlens.probes import InputProbe, LayerProbe, ParameterProbe, Probe
+from flatlens.probes import FirstLayerProbe, InputProbe, LayerProbe, ParameterProbe, Probe
 from flatlens.products import Chunk, Forward, LayerChunk, NeedsSinglesError, Products
 
-WORKING_SET = 64 << 20  # bytes; about what stays in the caches of one machine while a chunk runs
+WORKING_SET = 256 << 20  # bytes that a chunk may take by default
 COUPLED = (
     "the output of a sample changes with the other samples in its batch; samples must not depend "
     "on one another (batch statistics, attention over the batch, ...)"
@@ -47,6 +47,7 @@ def probe(
     memory: int | None = None,
     output: Any = None,
     weight_norm: str = "operator",
+    exact_untied: bool = False,
 ) -> Probe:
     """Measure a network exactly: one forward and N vector-Jacobian products per sample.
 
@@ -58,6 +59,8 @@ def probe(
         memory: bytes that the pass may use beyond the model and its inputs, instead of ``chunk``.
         output: key, index, attribute or function that selects f(x) from what the model returns.
         weight_norm: which norm is ``LayerProbe.norm``: "operator", "kernel" or "frobenius".
+        exact_untied: also find ||D^-1 C||_2 of each convolution and sample (an iteration each) for
+            the tightest form of the untied bound, ``bounds(p, exact=True)``.
 
     Example:
         >>> import torch, flatlens as fl
@@ -69,7 +72,13 @@ def probe(
     """
     inputs = (batch for batch, _ in batches(x))
     return probe_batches(
-        model, inputs, chunk=chunk, memory=memory, output=output, weight_norm=weight_norm
+        model,
+        inputs,
+        chunk=chunk,
+        memory=memory,
+        output=output,
+        weight_norm=weight_norm,
+        exact_untied=exact_untied,
     )
 
 
@@ -81,6 +90,7 @@ def probe_batches(
     memory: int | None,
     output: Any,
     weight_norm: str,
+    exact_untied: bool,
 ) -> Probe:
     """``probe`` over batches of inputs, taken as they come."""
     if weight_norm not in NORMS:
@@ -91,7 +101,7 @@ def probe_batches(
         raise FlatlensError(f"chunk={chunk} is not a number of samples; give 1 or more")
     model, dtype, notes = in_float(original(model))
     with untouched(model):
-        run = Run(model, dtype, output, chunk, memory)
+        run = Run(model, dtype, output, chunk, memory, exact_untied)
         for batch in inputs:
             run.take(batch.floats(dtype) if notes else batch)
         return run.finish(weight_norm).with_notes(*notes)
@@ -107,8 +117,9 @@ class Run:
         output: Any,
         chunk: int | None,
         memory: int | None,
+        exact: bool = False,
     ) -> None:
-        self.model, self.dtype, self.output = model, dtype, output
+        self.model, self.dtype, self.output, self.exact = model, dtype, output, exact
         self.chunk, self.memory = chunk, memory
         self.named = list(model.named_parameters())
         self.plan: Plan | None = None
@@ -181,7 +192,7 @@ class Run:
                 )
             self.chunk = min(self.memory // size, self.chunk or n)
         elif self.chunk is None:
-            self.chunk = max(1, min(WORKING_SET // size, 256))
+            self.chunk = max(1, min(WORKING_SET // size, 128))
 
     def _one_at_a_time(self, why: str) -> None:
         assert self.plan is not None
@@ -246,14 +257,15 @@ class Run:
             forward = self._forward(inputs, self.plan)
         self._check_alone(inputs, forward)
         layouts = self.layouts if inputs.n > 1 else [None] * len(forward.recorder.calls)
-        return Products(forward, layouts, self.named).run()
+        return Products(forward, layouts, self.named, self.exact).run()
 
     def _check_alone(self, inputs: Inputs, forward: Forward) -> None:
         """Every second sample without the others: it and its rows must be the same as here."""
         if inputs.n == 1:
             return
+        assert self.plan is not None
         calls, batch = forward.recorder.calls, inputs.n
-        half = self._forward(inputs.take(slice(1, None, 2)), Plan())
+        half = self._forward(inputs.take(slice(1, None, 2)), replace(self.plan, batch_dims=None))
         if not close(forward.f[1::2], half.f):
             raise FlatlensError(COUPLED)
         if not len(calls) == len(half.recorder.calls) == len(self.layouts):
@@ -289,6 +301,15 @@ class Run:
         ]
         everything = {key: _array([c.input[key] for c in self.chunks]) for key in first.input}
         f = _array([c.output for c in self.chunks])
+        first_layer = None
+        if first.first is not None:
+            parts = [c.first for c in self.chunks if c.first is not None]
+            first_layer = FirstLayerProbe(
+                invariant=_array([p.invariant for p in parts]),
+                weight=first.first.weight.double().cpu().numpy(),
+                curvature=_mean([p.curvature for p in parts], self.n),
+                crossed=_mean([p.crossed for p in parts], self.n),
+            )
         return Probe(
             n=self.n,
             N=f.shape[1],
@@ -298,6 +319,7 @@ class Run:
             input=InputProbe(**everything),
             layers=layers,
             parameters=[self._parameter(name, p) for name, p in self.named],
+            first=first_layer,
             chunk=self.chunk or self.n,
             notes=self.notes,
         )
@@ -306,28 +328,32 @@ class Run:
         first, layer = parts[0], parts[0].map
         owned = {id(p): n for n, p in self.named}
         norms = weight_norms(layer)
-        _, d_out, d_in = layer.matrix.shape
+        groups, d_out, d_in = layer.matrix.shape
         return LayerProbe(
             name=name,
             kind=layer.kind,
             weight=owned.get(id(layer.weight)),
             bias=owned.get(id(layer.bias)),
             has_bias=layer.bias is not None,
+            bias_counts=all(p.bias_counts for p in parts),
             positions=first.positions,
+            groups=groups,
             in_features=d_in,
             out_features=d_out,
             M=first.M,
             reads_input=all(p.reads_input for p in parts),
             norms=norms,
             norm=getattr(norms, weight_norm),
+            kappa=occurrences(layer),
+            is_output=all(p.is_output for p in parts),
             **{key: _array([p.values[key] for p in parts]) for key in first.values},
         )
 
     def _parameter(self, name: str, p: Tensor) -> ParameterProbe:
         parts = [c.parameters[name] for c in self.chunks]
         path = max((part[0] for part in parts), key=PATHS.index)
-        grad, adaptive = (_array([part[k] for part in parts]) for k in (1, 2))
-        return ParameterProbe(name, p.numel(), path, grad, adaptive)
+        grad = _array([part[1] for part in parts])
+        return ParameterProbe(name, p.numel(), path, grad, _array([part[2] for part in parts]))
 
     def _names(self, maps: list[LinearMap]) -> list[str]:
         seen: dict[str, int] = {}
@@ -385,6 +411,12 @@ def _call_layout(one: Call, two: Call) -> Layout | None:
 
 def _signature(layer: LayerChunk) -> tuple[Any, ...]:
     return layer.map.kind, layer.map.weight.shape, layer.map.geometry, layer.positions, layer.M
+
+
+def _mean(sums: list[Tensor | None], n: int) -> np.ndarray | None:
+    """The mean over n samples from sums over chunks."""
+    found = [s for s in sums if s is not None]
+    return torch.stack(found).sum(0).div(n).cpu().numpy() if found else None
 
 
 def _array(parts: list[Tensor]) -> np.ndarray:

@@ -37,7 +37,9 @@ class LayerProbe:
     weight: str | None  # the parameter that is the weight; None where the weight is computed
     bias: str | None
     has_bias: bool
+    bias_counts: bool  # the bias is a trainable parameter used once, so that grad_b f = sum_p J_p
     positions: int
+    groups: int
     in_features: int
     out_features: int
     M: int
@@ -57,6 +59,21 @@ class LayerProbe:
     untied: Float[Array, " n"]  # sum_p ||J_p||_F^2 ||u_p||^2
     untied_bias: Float[Array, " n"]  # sum_p ||J_p||_F^2
     adaptive: Float[Array, " n"]  # sum W^2 (df/dW)^2
+    kappa: int  # how often one input entry occurs over all patches, at most
+    is_output: bool  # what the layer gives is the network's output, up to a reshape
+    chain: Float[Array, " n"]  # ||A - B - A of the next layer||_F, relative; inf where unlike
+    patch_rank: Float[Array, " n"]  # smallest singular value of [U, 1] over positions, or 0
+    untied_norm: Float[Array, " n"]  # ||D^-1 C||_2, NaN unless asked for
+
+
+@dataclass(frozen=True)
+class FirstLayerProbe:
+    """What only the layer that reads the network's input is asked for (Eqs. 36, 37, 44)."""
+
+    invariant: Float[Array, " n"]  # sum_j ||sum_p u_pj (J_p W)_j||^2
+    weight: Float[Array, "g o i"]
+    curvature: Float[Array, "o i"] | None  # mean_i ||df/dW_kj||^2, of a dense layer
+    crossed: Float[Array, "M M"] | None  # mean_i ||A_i[:, j]||^2 x_ik^2, of a dense layer
 
 
 @dataclass(frozen=True)
@@ -86,6 +103,7 @@ class Probe:
     input: InputProbe
     layers: list[LayerProbe]
     parameters: list[ParameterProbe]
+    first: FirstLayerProbe | None
     chunk: int
     notes: list[str] = field(default_factory=list)
 

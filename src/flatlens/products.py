@@ -14,8 +14,10 @@ from torch.utils.checkpoint import CheckpointError
 from flatlens.capture import Call, Graph, LinearMap, Recorder
 from flatlens.errors import FlatlensError
 from flatlens.layers import Layout, Positions, split, weight_gradient
+from flatlens.norms import untied_norms
 from flatlens.spectra import singular_values, spectral_norm
 
+WIDEST_CROSSED = 4096  # Eq. 37 needs a matrix of (input entries)^2; beyond this it is left out
 Share = tuple[Tensor, Tensor]  # ||df/dp||_F^2 and sum p^2 (df/dp)^2, per sample
 
 
@@ -41,7 +43,19 @@ class LayerChunk:
     positions: int
     M: int
     reads_input: bool
+    is_output: bool
+    bias_counts: bool
     values: dict[str, Tensor]
+
+
+@dataclass
+class FirstLayerChunk:
+    """What the layer that reads the input adds; the last two are sums over samples."""
+
+    invariant: Tensor
+    weight: Tensor
+    curvature: Tensor | None
+    crossed: Tensor | None
 
 
 @dataclass
@@ -52,6 +66,7 @@ class Chunk:
     input: dict[str, Tensor]
     layers: list[LayerChunk]
     parameters: dict[str, tuple[str, Tensor, Tensor]]  # name -> path, grad, adaptive
+    first: FirstLayerChunk | None
 
 
 class Products:
@@ -62,8 +77,9 @@ class Products:
         forward: Forward,
         layouts: Sequence[Layout | None],
         named: Sequence[tuple[str, Tensor]],
+        exact: bool,
     ) -> None:
-        self.forward, self.f, self.named = forward, forward.f, named
+        self.forward, self.f, self.named, self.exact = forward, forward.f, named, exact
         self.B, self.N = forward.f.shape
         self.graph = Graph(forward.f)
         self.edges: list[GradientEdge] = []
@@ -79,6 +95,11 @@ class Products:
         self.positions = [Positions(c, layout, self.B, self.N) for c, layout in alive]
         self._plan_spectra()
         self._plan_parameters()
+        # A smallest singular value over positions bounds anything only if no layer has more of
+        # them than features; otherwise it is zero somewhere and none is computed.
+        self.full_rank = all(
+            p.u.shape[2] + self._bias_counts(n) >= p.T for n, p in enumerate(self.positions)
+        )
 
     # -- which edges -------------------------------------------------------------------------
 
@@ -201,6 +222,7 @@ class Products:
                 name: (self.paths[name], *shares.get(name, (nothing, nothing)))
                 for name, _ in self.named
             },
+            first=self._first(rows),
         )
 
     def _rows(self) -> dict[int, Tensor]:
@@ -220,7 +242,8 @@ class Products:
                     "layers; switch that off while measuring"
                 ) from error
             for k, (layout, _) in self.rows.items():
-                if (g := grads[k]) is None:
+                g: Tensor | None = grads[k]
+                if g is None:
                     rows[k][:, v] = 0
                 else:
                     g = g.to_dense() if g.is_sparse else g
@@ -282,10 +305,49 @@ class Products:
             "x_norm": split(call.x, positions.layout, self.B).flatten(1).double().norm(dim=1),
             "patch_min": patch_min,
             "untied": untied,
-            "untied_bias": zeros if bias is None or call.map.transposed else untied_bias,
+            "untied_bias": untied_bias if positions.bias_per_position else zeros,
+            "chain": self._chain(i, rows),
+            "patch_rank": positions.patch_rank(self._bias_counts(i)) if self.full_rank else zeros,
+            "untied_norm": untied_norms(positions) if self.exact else zeros + torch.nan,
         }
         M = call.x.numel() // self.B
-        return LayerChunk(call.map, positions.T, M, self.reads_input[i], values)
+        below, _ = self.graph.unviewed(get_gradient_edge(self.f))
+        return LayerChunk(
+            call.map,
+            positions.T,
+            M,
+            reads_input=self.reads_input[i],
+            is_output=below.node is self.graph.unviewed(call.out)[0].node,
+            bias_counts=self._bias_counts(i),
+            values=values,
+        )
+
+    def _bias_counts(self, i: int) -> bool:
+        """Whether the bias is a trainable parameter with this one use, at each position."""
+        name = self.trainable.get(id(self.calls[i].map.bias))
+        return self.positions[i].bias_per_position and self.rules.get(name or "") == ([i], [])
+
+    def _chain(self, i: int, rows: dict[int, Tensor]) -> Tensor:
+        """How far A_i - B_i is from A_{i+1}: 0 in a chain of identity skips."""
+        A, B = rows[self.total[i]], rows[self.through[i]]
+        after = rows[self.total[i + 1]] if i + 1 < len(self.calls) else None
+        if after is None or A is B or after.shape != A.shape:
+            return A.new_full((self.B,), torch.inf, dtype=torch.float64)
+        off = (A - B - after).double().flatten(1).norm(dim=1)
+        size = after.double().flatten(1).norm(dim=1)
+        return torch.where(size > 0, off / size, off)
+
+    def _first(self, rows: dict[int, Tensor]) -> FirstLayerChunk | None:
+        if not any(self.reads_input):
+            return None
+        i = self.reads_input.index(True)
+        positions = self.positions[i]
+        curvature = crossed = None
+        if positions.T == 1 and positions.flat and positions.u.shape[2] <= WIDEST_CROSSED:
+            u2 = positions.u[:, 0, :, 0].square()
+            curvature = (positions.rows[:, 0].square().sum(1).mT @ u2).double()
+            crossed = (rows[self.total[i]].square().sum(1).mT @ u2).double()
+        return FirstLayerChunk(positions.invariant(), positions.W, curvature, crossed)
 
 
 def share(p: Tensor, uses: Sequence[Tensor | None]) -> Share:

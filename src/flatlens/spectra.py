@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+BLOCK_ENTRIES = 1 << 18  # Jacobians are turned to float64 in blocks that stay in the cache
 GRAM_LIMIT = 1e-8  # smallest trusted eigenvalue of a Gram matrix, relative to the largest
 
 
@@ -30,16 +31,20 @@ def singular_values(
     """
     rows, columns = A.shape[1:]
     tolerance = rank_tolerance(A.dtype, rows, columns)
-    A = A.double()
-    gram = A @ A.mT if rows <= columns else A.mT @ A
+    block = max(1, BLOCK_ENTRIES // (rows * columns))
+    gram = torch.cat([_gram(part.double()) for part in A.split(block)])
     values = torch.linalg.eigvalsh(gram).flip(-1).clamp(min=0)
     s = values.sqrt()
     if tolerance**2 < 0.1 * GRAM_LIMIT:
         poor = values[:, -1] < GRAM_LIMIT * values[:, 0]
         if poor.any():
-            s[poor] = torch.linalg.svdvals(A[poor])
+            s[poor] = torch.linalg.svdvals(A[poor].double())
     s = torch.where(s < tolerance * s[:, :1], 0.0, s)
     return s, (s > 0).sum(-1)
+
+
+def _gram(A: Float[Tensor, "b n m"]) -> Float[Tensor, "b r r"]:
+    return A @ A.mT if A.shape[1] <= A.shape[2] else A.mT @ A
 
 
 def spectral_norm(A: Float[Tensor, "b n m"]) -> Float[Tensor, " b"]:

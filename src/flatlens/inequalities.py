@@ -1,0 +1,495 @@
+"""Probe -> inequalities: both sides, the slack, and a verdict that is earned.
+
+Each row of ``docs/theory.md`` is one :class:`Inequality`. Its verdict is "theorem" where every
+condition of the proof was seen to hold in the pass (positions, uses of a parameter in the autograd
+graph, ||A - B||), "observation" where the paper states it for such a network but it can fail, and
+"not applicable" where the network has no such layer. A theorem that fails is a bug of ours.
+
+Notation: W_l weight of layer l, x_il its input, w_il = ||grad_{W_l} f(x_i)||_F^2, S the sharpness.
+Volumes are compared in logarithms. A norm that took an iteration enters as its upper end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from flatlens.errors import FlatlensError
+from flatlens.metrics import (
+    adaptive_sharpness,
+    input_invariant_mls,
+    log_products,
+    matrix_normalized_sharpness,
+    mls,
+    nmls,
+    nmls_through,
+    sharpness,
+    sharpness_untied,
+    weighted_nmls,
+)
+from flatlens.normalized import minimise
+from flatlens.probes import Array, LayerProbe, Probe
+
+Verdict = Literal["theorem", "observation", "not applicable"]
+
+
+@dataclass(frozen=True)
+class Inequality:
+    """lhs <= rhs, and whether that is proven for this network.
+
+    ``slack`` is rhs / lhs. For volumes ``log_lhs`` and ``log_rhs`` are what was compared; the plain
+    sides may be 0 or inf. For ``log_volume`` both sides are logarithms, the slack exp(rhs - lhs).
+    """
+
+    name: str
+    equation: str
+    lhs: float
+    rhs: float
+    slack: float
+    holds: bool
+    verdict: Verdict
+    why: str
+    log_lhs: float | None = None
+    log_rhs: float | None = None
+
+
+class Bounds(tuple[Inequality, ...]):
+    """All inequalities of one network, in the order of ``docs/theory.md``; by name or by place."""
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        for row in self:
+            if row.name == key:
+                return row
+        raise KeyError(f"no inequality {key!r}; there are {', '.join(row.name for row in self)}")
+
+
+def bounds(p: Probe, *, exact: bool = False) -> Bounds:
+    """Every inequality between compression and sharpness, for this network.
+
+    ``exact=True`` takes ||D^-1 C||_2 itself in ``eq12_untied`` in place of its cheap bound; the
+    probe must have been made with ``exact_untied=True``.
+
+    Example:
+        >>> import torch, flatlens as fl
+        >>> net = torch.nn.Linear(3, 2, bias=False).double()
+        >>> row = fl.bounds(fl.probe(net, torch.ones(1, 3).double()))["eq11"]
+        >>> row.verdict, row.holds
+        ('theorem', True)
+    """
+    return Bounds(Rows(p, exact).all())
+
+
+# -- conditions, each decided from what the pass saw ---------------------------------------------
+
+
+def why_not_dense(p: Probe, layer: LayerProbe) -> str | None:
+    """Why z = W x + b is not all there is to a layer, or None."""
+    if layer.positions > 1:
+        return f"{layer.name} shares its weights over {layer.positions} positions"
+    if layer.groups > 1:
+        return f"{layer.name} has {layer.groups} groups that each read a part of its input"
+    if (layer.patch_min < layer.x_norm**2 * (1 - 1e-4)).any():
+        return f"{layer.name} does not read all of its input"
+    return None
+
+
+def why_not_counted(p: Probe, layer: LayerProbe) -> str | None:
+    """Why the gradient of a layer's weight is no part of S, or None."""
+    if layer.weight is None:
+        return f"the weight of {layer.name} is computed, not a parameter itself"
+    if _path(p, layer.weight) == "frozen":
+        return f"{layer.weight} is frozen"
+    return None
+
+
+def why_not_leaf(p: Probe, layer: LayerProbe) -> str | None:
+    """Why a layer's weight is not a trainable parameter used exactly once, or None."""
+    if why := why_not_counted(p, layer):
+        return why
+    calls = sum(other.weight == layer.weight for other in p.layers)
+    if calls > 1:
+        return f"{layer.weight} is used {calls} times"
+    if _path(p, layer.weight) != "layer":
+        return f"{layer.weight} is also used outside of {layer.name}"
+    return None
+
+
+def why_bypassed(p: Probe, layer: LayerProbe) -> str | None:
+    """Why A is not B: something beside the layer reads its input, or None."""
+    limit = 1e-8 if p.dtype == torch.float64 else 1e-5
+    if layer.bypass.max() > limit:
+        return f"{layer.name}: its input is also read elsewhere (a skip or another branch)"
+    return None
+
+
+def _path(p: Probe, name: str | None) -> str:
+    return next(q.path for q in p.parameters if q.name == name)
+
+
+Condition = Callable[[Probe, LayerProbe], str | None]
+PAPER: tuple[Condition, ...] = (why_not_dense, why_not_leaf, why_bypassed)
+
+
+# -- the rows ------------------------------------------------------------------------------------
+
+
+class Rows:
+    """Both sides of every inequality."""
+
+    def __init__(self, p: Probe, exact: bool) -> None:
+        self.p, self.exact = p, exact
+        self.tolerance = 1e-9 if p.dtype == torch.float64 else 1e-4
+        self.S = sharpness(p)
+        found = [q for q in p.layers if q.reads_input]
+        self.first = found[0] if found else None
+
+    def all(self) -> Iterator[Inequality]:
+        """In the order of the table."""
+        yield self.eq6()
+        yield self.eq8()
+        yield self.eq9()
+        yield self.eq10()
+        yield self.eq11("eq11", "Eq. 11", bias=False)
+        yield self.eq11("eq11_bias", "Eq. 11 with biases", bias=True)
+        yield from self.eq48()
+        yield self.eq12("eq12", "Eq. 12", bias=False)
+        yield self.eq12("eq12_bias", "Eq. 12 with biases", bias=True)
+        yield self.eq12_untied()
+        yield self.eq12_tied_rank()
+        yield self.eq17()
+        yield self.eq17_telescoped()
+        yield self.eq35()
+        yield self.eq37()
+        yield self.eq44()
+        yield self.eq44_shared()
+        yield self.log_volume()
+
+    # verdicts
+
+    def first_reason(self, *conditions: Condition) -> str | None:
+        """The first condition that the first layer breaks."""
+        assert self.first is not None
+        p, first = self.p, self.first
+        if first.singular.shape != p.input.singular.shape or not np.allclose(
+            first.singular, p.input.singular, rtol=1e-5, atol=1e-12
+        ):
+            return f"the network's input is also read beside {first.name}"
+        return next((why for c in conditions if (why := c(p, first))), None)
+
+    def all_reason(self, *conditions: Condition) -> str | None:
+        """The first layer and condition that is broken, in the order of the layers."""
+        return next((why for q in self.p.layers for c in conditions if (why := c(self.p, q))), None)
+
+    def row(
+        self, name: str, equation: str, lhs: float, rhs: float, reason: str | None, proven: str
+    ) -> Inequality:
+        """lhs <= rhs in plain numbers."""
+        slack = rhs / lhs if lhs > 0 else (1.0 if rhs == lhs else np.inf)
+        holds = bool(lhs <= rhs * (1 + self.tolerance) + 1e-300) if rhs >= 0 else bool(lhs <= rhs)
+        verdict: Verdict = "theorem" if reason is None else "observation"
+        why = proven if reason is None else reason
+        return Inequality(name, equation, lhs, rhs, float(slack), holds, verdict, why)
+
+    def log_row(
+        self,
+        name: str,
+        equation: str,
+        lhs: float,
+        rhs: float,
+        reason: str | None,
+        proven: str,
+        plain: bool = True,
+    ) -> Inequality:
+        """lhs <= rhs given by logarithms; ``plain``: show the sides themselves."""
+        with np.errstate(over="ignore"):
+            sides = (float(np.exp(lhs)), float(np.exp(rhs))) if plain else (lhs, rhs)
+            slack = np.inf if lhs == -np.inf else float(np.exp(rhs - lhs))
+        # Rounding enters a logarithm in proportion to its number of terms.
+        room = self.tolerance * max(1.0, abs(rhs)) if np.isfinite(rhs) else 0.0
+        holds = bool(lhs <= rhs + room)
+        verdict: Verdict = "theorem" if reason is None else "observation"
+        why = proven if reason is None else reason
+        return Inequality(name, equation, *sides, slack, holds, verdict, why, lhs, rhs)
+
+    def missing(self, name: str, equation: str, why: str) -> Inequality:
+        """There is no such layer."""
+        nan = float("nan")
+        return Inequality(name, equation, nan, nan, nan, True, "not applicable", why)
+
+    def no_first(self, name: str, equation: str) -> Inequality:
+        """No measured layer reads the network's input."""
+        return self.missing(name, equation, "no measured layer reads the network's input itself")
+
+    # both sides
+
+    def ratio(self, layer: LayerProbe, bias: bool) -> Array:
+        """(||W_l|| / x_il)^2 per sample, with x_il^2 + 1 where a bias counts."""
+        size = layer.x_norm**2 + (bias and layer.bias_counts)
+        with np.errstate(divide="ignore"):
+            return _upper(layer) ** 2 / size
+
+    def zeros(self, layers: list[LayerProbe], bias: bool, why: str) -> str:
+        """Say what made a right-hand side infinite."""
+        for q in layers:
+            count = int(np.sum(np.isinf(self.ratio(q, bias))))
+            if count:
+                return f"{why}; rhs is inf: {q.name} gets a zero input in {count} sample(s)"
+        return why
+
+    def eq6(self) -> Inequality:
+        name, equation = "eq6", "Eq. 6, k = 2"
+        if self.first is None:
+            return self.no_first(name, equation)
+        rhs = float(self.ratio(self.first, False).max()) * self.S
+        why = self.zeros([self.first], False, DENSE_FIRST)
+        return self.row(
+            name, equation, float((self.p.input.singular[:, 0] ** 2).mean()), _no_nan(rhs),
+            self.first_reason(*PAPER), why,
+        )  # fmt: skip
+
+    def eq8(self) -> Inequality:
+        s = self.p.input.singular
+        r = s.shape[1]
+        rhs = log_mean_exp(r / 2 * _log((s**2).sum(1) / r))
+        return self.log_row("eq8", "Eq. 8", log_mean_exp(log_products(s)), rhs, None, "AM-GM")
+
+    def _log_eq9(self, ratios: Array, r: int) -> float:
+        """log of (1/n) sqrt(sum ratios^r) (nS/r)^(r/2), ratios = (||W||/x)^2 over all terms."""
+        n = self.p.n
+        total = log_mean_exp(r * _log(ratios)) + np.log(len(ratios))
+        return float(-np.log(n) + total / 2 + r / 2 * _log(np.array(n * self.S / r)))
+
+    def eq9(self) -> Inequality:
+        name, equation = "eq9", "Eq. 9"
+        if self.first is None:
+            return self.no_first(name, equation)
+        s = self.p.input.singular
+        rhs = _no_nan(self._log_eq9(self.ratio(self.first, False), s.shape[1]))
+        why = self.zeros([self.first], False, DENSE_FIRST)
+        lhs = log_mean_exp(log_products(s))
+        return self.log_row(name, equation, lhs, rhs, self.first_reason(*PAPER), why)
+
+    def eq10(self) -> Inequality:
+        layers = self.p.layers
+        ranks = {q.singular.shape[1] for q in layers}
+        lhs = log_sum_exp([log_mean_exp(log_products(q.singular)) for q in layers])
+        ratios = [self.ratio(q, False) for q in layers]
+        if len(ranks) == 1:
+            rhs = self._log_eq9(np.concatenate(ratios), ranks.pop())
+        else:
+            each = zip(ratios, layers, strict=True)
+            rhs = log_sum_exp([self._log_eq9(a, q.singular.shape[1]) for a, q in each])
+        why = self.zeros(layers, False, DENSE_ALL)
+        return self.log_row("eq10", "Eq. 10", lhs, _no_nan(rhs), self.all_reason(*PAPER), why)
+
+    def eq11(self, name: str, equation: str, bias: bool) -> Inequality:
+        if self.first is None:
+            return self.no_first(name, equation)
+        rhs = np.sqrt(self.ratio(self.first, bias).mean()) * np.sqrt(self.S)
+        why = self.zeros([self.first], bias, DENSE_FIRST)
+        return self.row(
+            name, equation, mls(self.p), _no_nan(float(rhs)), self.first_reason(*PAPER), why
+        )
+
+    def eq48(self) -> Iterator[Inequality]:
+        names = (("eq48_ab", "Eq. 48, A <= B"), ("eq48_bc", "Eq. 48, B <= C"))
+        last = ("eq48_cd", "Eq. 48, C <= D")
+        if self.first is None:
+            for name, equation in (*names, last):
+                yield self.no_first(name, equation)
+            return
+        ratio, w = self.ratio(self.first, False), self.first.grad_weight
+        with np.errstate(invalid="ignore"):
+            B = _no_nan(float(np.sqrt(ratio * w).mean()))
+            C = _no_nan(float(np.sqrt(ratio.mean()) * np.sqrt(w.mean())))
+            D = _no_nan(float(np.sqrt(ratio.mean()) * np.sqrt(self.S)))
+        why = self.zeros([self.first], False, DENSE_FIRST)
+        yield self.row(*names[0], mls(self.p), B, self.first_reason(*PAPER), why)
+        yield self.row(*names[1], B, C, None, "Cauchy-Schwarz")
+        counted = why_not_counted(self.p, self.first)
+        yield self.row(*last, C, D, counted, "the first layer's weight is part of S")
+
+    def _rhs12(self, layers: list[LayerProbe], bias: bool) -> float:
+        total = np.sum([self.ratio(q, bias) for q in layers], axis=0)
+        return _no_nan(float(np.sqrt(np.mean(total)) * np.sqrt(self.S)))
+
+    def eq12(self, name: str, equation: str, bias: bool) -> Inequality:
+        why = self.zeros(self.p.layers, bias, DENSE_ALL)
+        rhs = self._rhs12(self.p.layers, bias)
+        return self.row(name, equation, nmls(self.p), rhs, self.all_reason(*PAPER), why)
+
+    def eq12_untied(self) -> Inequality:
+        k2 = []
+        for q in self.p.layers:
+            if self.exact and np.isnan(q.untied_norm).any():
+                raise FlatlensError(
+                    "exact=True needs ||D^-1 C||_2: probe the network with exact_untied=True"
+                )
+            size = q.patch_min + (q.has_bias and "transpose" not in q.kind)
+            kernel = q.norms.kernel * (1 + q.norms.slack)
+            with np.errstate(divide="ignore"):
+                k2.append(q.untied_norm**2 if self.exact else q.kappa * kernel**2 / size)
+        rhs = np.sqrt(np.mean(np.sum(k2, axis=0))) * np.sqrt(sharpness_untied(self.p))
+        why = "weights counted once per position"
+        if np.isinf(rhs):
+            empty = next(
+                q.name for q, k in zip(self.p.layers, k2, strict=True) if np.isinf(k).any()
+            )
+            why += f"; rhs is inf: {empty} has an all-zero patch and no bias"
+        lhs = nmls_through(self.p)
+        return self.row("eq12_untied", "theory 4.1", lhs, _no_nan(float(rhs)), None, why)
+
+    def eq12_tied_rank(self) -> Inequality:
+        terms = []
+        for q in self.p.layers:
+            # J stands before the overlapping sum of a transposed convolution: its C is the kernel.
+            norm = q.norms.kernel if "transpose" in q.kind else q.norms.operator
+            with np.errstate(divide="ignore"):
+                terms.append((norm * (1 + q.norms.slack) / q.patch_rank) ** 2)
+        rhs = np.sqrt(np.mean(np.sum(terms, axis=0))) * np.sqrt(self.S)
+        why = "every weight is a parameter used once; patches determine the positions"
+        for q in self.p.layers:
+            if (q.patch_rank == 0).any():
+                why = f"rhs is inf: the patches of {q.name} do not have full rank over positions"
+                break
+        lhs = nmls_through(self.p)
+        reason = self.all_reason(why_not_leaf)
+        return self.row("eq12_tied_rank", "theory 4.2", lhs, _no_nan(float(rhs)), reason, why)
+
+    def eq17(self) -> Inequality:
+        each = [q.singular[:, 0] - q.gap_norm for q in self.p.layers]
+        lhs = float(np.mean(np.sum(each, axis=0)))
+        why = self.zeros(self.p.layers, False, "all layers: one position, trainable, used once")
+        reason = self.all_reason(why_not_dense, why_not_leaf)
+        return self.row("eq17", "Eq. 17", lhs, self._rhs12(self.p.layers, False), reason, why)
+
+    def eq17_telescoped(self) -> Inequality:
+        name, equation = "eq17_telescoped", "Eq. 17, telescoped"
+        *inner, last = self.p.layers
+        limit = 1e-8 if self.p.dtype == torch.float64 else 1e-4
+        if not inner or self.first is not inner[0]:
+            return self.missing(name, equation, "the network is no chain that starts at its input")
+        for q in inner:
+            if not (q.chain <= limit).all():
+                return self.missing(
+                    name, equation, f"{q.name} has no identity skip to the next layer"
+                )
+        if not last.is_output or last.positions > 1:
+            return self.missing(name, equation, f"{last.name} is no linear last layer")
+        reason = next(
+            (w for q in inner for c in (why_not_dense, why_not_leaf) if (w := c(self.p, q))), None
+        )
+        why = self.zeros(inner, False, "a chain of identity skips with a linear last layer")
+        lhs = mls(self.p) - last.norms.operator * (1 + last.norms.slack)
+        return self.row(name, equation, lhs, self._rhs12(inner, False), reason, why)
+
+    def eq35(self) -> Inequality:
+        slack = max(1 + q.norms.slack for q in self.p.layers)
+        rhs = matrix_normalized_sharpness(self.p) * slack
+        lhs = weighted_nmls(self.p)
+        return self.row("eq35", "Eq. 35", lhs, rhs, self.all_reason(*PAPER), DENSE_ALL)
+
+    def eq37(self) -> Inequality:
+        name, equation = "eq37", "Eq. 37"
+        extra = self.p.first
+        if self.first is None:
+            return self.no_first(name, equation)
+        if extra is None or extra.curvature is None or extra.crossed is None:
+            why = why_not_dense(self.p, self.first) or f"the input of {self.first.name} is too wide"
+            return self.missing(name, equation, why)
+        found = minimise(extra.curvature, extra.weight[0])
+        t2 = found.column  # sigma'^2; columns without weight and curvature have dropped out
+        with np.errstate(divide="ignore"):
+            inverse = np.where(t2 > 0, 1 / t2, 0.0)
+        lhs = float(np.sqrt(max(inverse @ extra.crossed @ t2, 0.0)))
+        return self.row(name, equation, lhs, found.value, self.first_reason(*PAPER), DENSE_FIRST)
+
+    def eq44(self) -> Inequality:
+        name, equation = "eq44", "Eq. 44"
+        if self.first is None:
+            return self.no_first(name, equation)
+        lhs = input_invariant_mls(self.p) / self.first.out_features
+        rhs = adaptive_sharpness(self.p)
+        return self.row(name, equation, lhs, rhs, self.first_reason(*PAPER), DENSE_FIRST)
+
+    def eq44_shared(self) -> Inequality:
+        name, equation = "eq44_shared", "Eq. 44, shared weights"
+        if self.first is None or self.p.first is None:
+            return self.no_first(name, equation)
+        lhs = float(self.p.first.invariant.mean()) / self.first.out_features
+        reason = why_not_leaf(self.p, self.first)
+        why = "the first layer's weight is a trainable parameter used once"
+        return self.row(name, equation, lhs, float(self.first.adaptive.mean()), reason, why)
+
+    def log_volume(self) -> Inequality:
+        name, equation = "log_volume", "theory 3"
+        if self.first is None:
+            return self.no_first(name, equation)
+        s = self.p.input.singular
+        r = s.shape[1]
+        logs = _log(self.ratio(self.first, True)) / 2
+        rhs = r / 2 * float(_log(np.array(self.S / r))) + r * float(logs.mean())
+        lhs = float(log_products(s).mean())
+        reason = self.first_reason(*PAPER)
+        why = self.zeros([self.first], True, DENSE_FIRST)
+        return self.log_row(name, equation, lhs, _no_nan(rhs), reason, why, plain=False)
+
+
+DENSE_FIRST = "the first layer has one position, a trainable weight used once, and no bypass"
+DENSE_ALL = "every layer has one position, a trainable weight used once, and no bypass"
+
+
+def layer_bounds(p: Probe, layer: LayerProbe) -> dict[str, Any]:
+    """One layer's own inequality, Eq. 5 averaged over samples, and what goes with it.
+
+    lhs = mean_i ||A_il||_F, rhs = ||W_l|| mean_i sqrt(w_il) / x_il; ``multiplicative`` bounds the
+    response to x -> (1 + H) x, ||H||_F = 1, for any number of positions (theory 4.3).
+    """
+    root = np.sqrt(layer.grad_weight)
+    lhs = float(np.sqrt((layer.singular**2).sum(1)).mean())
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rhs = _no_nan(float(_upper(layer) * (root / layer.x_norm).mean()))
+    reason = next((why for c in PAPER if (why := c(p, layer))), None)
+    return {
+        "eq5_lhs": lhs,
+        "eq5_rhs": rhs,
+        "eq5_slack": rhs / lhs if lhs > 0 else np.inf,
+        "eq5_verdict": "theorem" if reason is None else "observation",
+        "eq5_why": reason or "one position, a trainable weight used once, no bypass",
+        "multiplicative": float(layer.norms.kernel * (1 + layer.norms.slack) * root.mean()),
+    }
+
+
+def _upper(layer: LayerProbe) -> float:
+    """The chosen norm at its certified upper end."""
+    return layer.norm * (1 + layer.norms.slack)
+
+
+def _no_nan(value: float) -> float:
+    """0 times inf: nothing is known of this side, so it is inf."""
+    return float("inf") if np.isnan(value) else value
+
+
+def _log(values: Array) -> Array:
+    with np.errstate(divide="ignore"):
+        return np.log(values)
+
+
+def log_sum_exp(values: Any) -> float:
+    """log of the sum of exp, safe for any size."""
+    values = np.asarray(values, dtype=float)
+    top = values.max()
+    if not np.isfinite(top):
+        return float(top)
+    return float(top + np.log(np.exp(values - top).sum()))
+
+
+def log_mean_exp(values: Array) -> float:
+    """log of the mean of exp."""
+    return log_sum_exp(values) - float(np.log(len(values)))
