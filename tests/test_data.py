@@ -1,5 +1,8 @@
-"""Data sets: what is embedded is what UCI published; a bad file is refused in one sentence."""
+"""Data sets: they are what was published; a bad file is refused by name in one sentence."""
 
+import gzip
+import os
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +10,7 @@ import pytest
 import torch
 
 from flatlens.errors import FlatlensError
+from flatlens.experiments import data as module
 from flatlens.experiments.data import load
 
 RNG = np.random.default_rng(0)
@@ -110,3 +114,240 @@ def test_npz_refuses_a_single_array(tmp_path):
 def test_unknown_names_are_refused(name):
     with pytest.raises(FlatlensError, match="Unknown data"):
         load(name)
+
+
+@pytest.mark.parametrize("name", ["digits", "fashion-mnist", "cifar10", "npz:a.npz"])
+def test_unknown_options_are_refused(name):
+    with pytest.raises(FlatlensError, match=r"cannot take these options: .* 'colour'"):
+        load(name, colour="red")
+
+
+# ------------------------------------------------------------------ small files as published
+
+
+def idx(array) -> bytes:
+    header = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
+    return gzip.compress(header + array.astype(np.uint8).tobytes())
+
+
+IMAGES = RNG.integers(0, 256, size=(5, 28, 28))
+LABELS = np.array([9, 0, 0, 3, 7])
+TRAIN_X, TRAIN_Y, TEST_X, TEST_Y = module.FASHION_MNIST
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch) -> Path:
+    """An empty folder that FLATLENS_DATA names; the cache folder is another empty one."""
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("FLATLENS_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "data"
+
+
+def make_fashion(folder: Path) -> Path:
+    """Five images to train, two to test."""
+    folder = folder / "fashion-mnist"
+    folder.mkdir(parents=True)
+    arrays = (IMAGES, LABELS, IMAGES[:2], LABELS[:2])
+    for name, array in zip(module.FASHION_MNIST, arrays, strict=True):
+        (folder / name).write_bytes(idx(array))
+    return folder
+
+
+def make_cifar(folder: Path, labels=range(10)) -> Path:
+    """One image of each class in each of the five training files, and in the test file."""
+    folder = folder / "cifar10" / "cifar-10-batches-bin"
+    folder.mkdir(parents=True)
+    for k, name in enumerate(module.CIFAR10):
+        (folder.parent / name).write_bytes(
+            b"".join(bytes([c]) + bytes([10 * k + c]) * 3071 + b"\xff" for c in labels)
+        )
+    return folder
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """The counts that the files of `make_cifar` have."""
+    monkeypatch.setattr(module, "CIFAR10_COUNTS", {"training": 5, "test": 1})
+
+
+def refusal(name: str, **options) -> str:
+    with pytest.raises(FlatlensError) as caught:
+        load(name, **options)
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    assert sentence.endswith(".")
+    return sentence
+
+
+@pytest.mark.parametrize(("shape", "axes"), [("flat", (784,)), ("image", (1, 28, 28))])
+def test_fashion_mnist(root, shape, axes):
+    make_fashion(root)
+    data = load("fashion-mnist", shape=shape)
+    assert data.x_train.shape == (5, *axes)
+    assert data.x_test.shape == (2, *axes)
+    assert (data.x_train.dtype, data.y_train.dtype) == (torch.float32, torch.int64)
+    expected = torch.from_numpy(IMAGES).reshape(5, *axes).float() / 255
+    assert torch.equal(data.x_train, expected)
+    assert (data.y_train.tolist(), data.y_test.tolist()) == ([9, 0, 0, 3, 7], [9, 0])
+    assert data.classes == 10
+
+
+def test_fashion_mnist_is_flat_by_default(root):
+    make_fashion(root)
+    assert load("fashion-mnist").x_train.shape == (5, 784)
+
+
+def test_fashion_mnist_refuses_an_unknown_shape(root):
+    assert "use flat or image" in refusal("fashion-mnist", shape="square")
+
+
+whole = idx(IMAGES)
+DAMAGED = {
+    "cut short or damaged: Compressed file ended": whole[:-20],
+    "damaged or no gzip file: Not a gzipped file": b"not a data set",
+    "damaged or no gzip file: CRC check failed": whole[:-8] + bytes(8),
+    "it begins with nothing instead of 00000803": gzip.compress(b""),
+    "it begins with 00000801 instead of 00000803": idx(LABELS),
+    "it says whole and there are 0": gzip.compress(bytes((0, 0, 8, 3, 0, 0))),
+    "it says 5 x 28 x 28 and there are 3915": gzip.compress(gzip.decompress(whole)[:-5]),
+    "it says 5 x 28 x 28 and there are more": gzip.compress(gzip.decompress(whole) + b"!"),
+    "it says 0 x 28 x 28": idx(IMAGES[:0]),
+    "images of 14 x 28 pixels": idx(IMAGES[:, :14]),
+    f"{TRAIN_Y} has 5 labels for the 4 images of": idx(IMAGES[:4]),
+}
+
+
+@pytest.mark.parametrize("reason", DAMAGED)
+def test_fashion_mnist_refuses(root, reason):
+    folder = make_fashion(root)
+    (folder / TRAIN_X).write_bytes(DAMAGED[reason])
+    sentence = refusal("fashion-mnist")
+    assert str(folder / TRAIN_X) in sentence
+    assert reason in sentence
+
+
+def test_fashion_mnist_refuses_labels_of_another_data_set(root):
+    folder = make_fashion(root)
+    (folder / TEST_Y).write_bytes(idx(np.array([3, 46])))
+    assert f"{folder / TEST_Y} has the label 46" in refusal("fashion-mnist")
+
+
+def test_cifar10(root, few):
+    make_cifar(root)
+    data = load("cifar10")
+    assert (data.x_train.shape, data.x_test.shape) == ((50, 3, 32, 32), (10, 3, 32, 32))
+    assert (data.x_train.dtype, data.y_train.dtype) == (torch.float32, torch.int64)
+    assert data.y_train.tolist() == 5 * list(range(10))
+    assert data.x_train[13, 0, 0, 0] == torch.tensor(13.0) / 255  # the first pixel, second file
+    assert data.x_train[13, 2, 31, 31] == 1  # the last pixel
+    assert data.x_test[7, 1, 0, 0] == torch.tensor(57.0) / 255
+
+
+@pytest.mark.parametrize("copy", [range(10), (0, 1)], ids=["whole", "cut"])
+def test_cifar10_two_classes_keep_ten_outputs(root, few, copy):
+    make_cifar(root, copy)
+    data = load("cifar10", classes=(1, 0))
+    assert data.y_train.tolist() == [0, 1] * 5
+    assert data.y_test.tolist() == [0, 1]
+    assert (len(data.x_train), data.classes) == (10, 10)
+
+
+def test_cifar10_targets_stay_class_indices(root, few):
+    make_cifar(root)
+    assert load("cifar10", classes=(3, 8)).y_test.tolist() == [3, 8]
+
+
+def test_cifar10_refuses_a_class_that_a_cut_copy_lacks(root, few):
+    folder = make_cifar(root, (0, 1))
+    sentence = refusal("cifar10")
+    assert f"{folder} is incomplete" in sentence
+    assert "training files hold 0 images of class 2 instead of 5" in sentence
+
+
+def test_cifar10_refuses_a_file_cut_between_two_records(root, few):
+    path = make_cifar(root) / "test_batch.bin"
+    path.write_bytes(path.read_bytes()[:-3073])
+    assert "test files hold 0 images of class 9 instead of 1" in refusal("cifar10")
+
+
+@pytest.mark.parametrize("classes", [(), (0, 10), (-1,)])
+def test_cifar10_refuses_unknown_classes(root, few, classes):
+    make_cifar(root)
+    assert "numbers from 0 to 9" in refusal("cifar10", classes=classes)
+
+
+BAD_BATCHES = {
+    "its 3072 bytes are not a whole number of records of 3073 bytes": bytes(3072),
+    "its 0 bytes are not": b"",
+    "record 1 has the label 10": bytes(3073) + bytes([10]) + bytes(3072),
+}
+
+
+@pytest.mark.parametrize("reason", BAD_BATCHES)
+def test_cifar10_refuses(root, few, reason):
+    path = make_cifar(root) / "data_batch_3.bin"
+    path.write_bytes(BAD_BATCHES[reason])
+    sentence = refusal("cifar10")
+    assert str(path) in sentence
+    assert reason in sentence
+
+
+@pytest.mark.parametrize(("name", "files"), [("fashion-mnist", 4), ("cifar10", 6)])
+def test_absent_data_says_which_files_to_put_where(root, name, files):
+    sentence = refusal(name)
+    assert sentence.count(".gz") + sentence.count(".bin") == files
+    assert f"into {root / name} (FLATLENS_DATA is looked at first)" in sentence
+    assert str(root.parent / "cache" / "flatlens" / name) in sentence
+
+
+def test_absent_data_without_the_variable(root, monkeypatch):
+    monkeypatch.delenv("FLATLENS_DATA")
+    sentence = refusal("cifar10")
+    assert "into cifar10 in a folder that you name in FLATLENS_DATA" in sentence
+
+
+def test_only_the_missing_files_are_asked_for(root):
+    (make_fashion(root) / TEST_X).unlink()
+    assert f"put {TEST_X} into" in refusal("fashion-mnist")
+
+
+def test_the_cache_folder_comes_second(root):
+    make_fashion(root.parent / "cache" / "flatlens")
+    assert len(load("fashion-mnist").x_train) == 5
+    folder = make_fashion(root)
+    (folder / TRAIN_X).write_bytes(idx(IMAGES[:3]))
+    (folder / TRAIN_Y).write_bytes(idx(LABELS[:3]))
+    assert len(load("fashion-mnist").x_train) == 3
+
+
+# ------------------------------------------------------------------ the real thing
+
+
+def real(folder: str) -> None:
+    root = os.environ.get("FLATLENS_DATA")
+    if not root:
+        pytest.skip("FLATLENS_DATA is not set: no real data to read")
+    if not (Path(root) / folder).is_dir():
+        pytest.skip(f"the folder that FLATLENS_DATA names has no {folder}")
+
+
+def test_fashion_mnist_is_the_published_one():
+    real("fashion-mnist")
+    data = load("fashion-mnist")
+    assert (data.x_train.shape, data.x_test.shape) == ((60_000, 784), (10_000, 784))
+    assert data.y_train.bincount().tolist() == 10 * [6000]
+    assert data.y_test.bincount().tolist() == 10 * [1000]
+    assert data.y_train[:10].tolist() == [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]
+    # mean and deviation that everyone normalises with
+    assert f"{data.x_train.mean():.4f} {data.x_train.std():.4f}" == "0.2860 0.3530"
+
+
+def test_cifar10_classes_0_and_1_are_the_published_ones():
+    real("cifar10")
+    data = load("cifar10", classes=(0, 1))
+    assert (data.x_train.shape, data.x_test.shape) == ((10_000, 3, 32, 32), (2_000, 3, 32, 32))
+    assert data.y_train.bincount().tolist() == [5000, 5000]
+    assert data.y_test.bincount().tolist() == [1000, 1000]
+    assert data.classes == 10
+    assert (data.x_train.min(), data.x_train.max()) == (0, 1)

@@ -263,7 +263,7 @@ class Rows:
         """log of (1/n) sqrt(sum ratios^r) (nS/r)^(r/2), ratios = (||W||/x)^2 over all terms."""
         n = self.p.n
         total = log_mean_exp(r * _log(ratios)) + np.log(len(ratios))
-        return float(-np.log(n) + total / 2 + r / 2 * _log(np.array(n * self.S / r)))
+        return float(-np.log(n) + total / 2 + r / 2 * _log(n * self.S / r))
 
     def eq9(self) -> Inequality:
         name, equation = "eq9", "Eq. 9"
@@ -403,7 +403,9 @@ class Rows:
         if extra is None or extra.curvature is None or extra.crossed is None:
             why = why_not_dense(self.p, self.first) or f"the input of {self.first.name} is too wide"
             return self.missing(name, equation, why)
-        found = minimise(extra.curvature, extra.weight[0])
+        # In the precision of the network: any scales give a valid bound, and this row is dear.
+        single = np.float64 if self.p.dtype == torch.float64 else np.float32
+        found = minimise(extra.curvature.astype(single), extra.weight[0].astype(single))
         t2 = found.column  # sigma'^2; columns without weight and curvature have dropped out
         with np.errstate(divide="ignore"):
             inverse = np.where(t2 > 0, 1 / t2, 0.0)
@@ -434,7 +436,7 @@ class Rows:
         s = self.p.input.singular
         r = s.shape[1]
         logs = _log(self.ratio(self.first, True)) / 2
-        rhs = r / 2 * float(_log(np.array(self.S / r))) + r * float(logs.mean())
+        rhs = r / 2 * float(_log(self.S / r)) + r * float(logs.mean())
         lhs = float(log_products(s).mean())
         reason = self.first_reason(*PAPER)
         why = self.zeros([self.first], True, DENSE_FIRST)
@@ -476,7 +478,7 @@ def _no_nan(value: float) -> float:
     return float("inf") if np.isnan(value) else value
 
 
-def _log(values: Array) -> Array:
+def _log(values: Any) -> Any:
     with np.errstate(divide="ignore"):
         return np.log(values)
 

@@ -13,8 +13,10 @@ fixed overlapping sum: its u is the input as it stands and its J the patches of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -137,6 +139,11 @@ class Positions:
         """Whether this is a linear layer."""
         return self.map.geometry is None
 
+    @property
+    def dense(self) -> bool:
+        """Whether z = W x + b, with nothing shared."""
+        return self.flat and self.T == 1
+
     def take(self, v: int, grad: Tensor | None) -> None:
         """Stack the row df_v/dz."""
         row = self.rows[:, :, v]
@@ -192,17 +199,6 @@ class Positions:
             s[poor] = torch.linalg.svdvals(U[poor])[..., -1]
         return s.amin(1)
 
-    def invariant(self) -> Float[Tensor, " b"]:
-        """sum_j ||sum_p u_pj (J_p W)_j||^2 of each sample, left-hand side of the shared Eq. 44."""
-        o = self.W.shape[1]
-        parts = []
-        block = max(1, BLOCK_ENTRIES // (self.N * self.W.numel()))
-        for s in range(0, self.batch, block):
-            grad = (self.u[s : s + block] @ self.J[s : s + block].mT).unflatten(3, (-1, o))
-            scaled = torch.einsum("bgino,goi->bgin", grad, self.W)
-            parts.append(scaled.square().sum((1, 2, 3), dtype=torch.float64))
-        return torch.cat(parts)
-
     def _format(self, t: Tensor, is_input: bool) -> Float[Tensor, "b g f T"]:
         geometry = self.map.geometry
         if geometry is None:
@@ -252,10 +248,16 @@ def occurrences(layer: LinearMap) -> int:
     return round(float(counts.max()))
 
 
-def weight_gradient(
-    calls: list[Positions],
-) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
-    """||grad_W f||_F^2 and sum W^2 (df/dW)^2 of each sample, float64.
+class WeightSums(NamedTuple):
+    """What one weight's gradient contributes, per sample, float64."""
+
+    plain: Float[Tensor, " b"]  # ||grad_W f||_F^2
+    adaptive: Float[Tensor, " b"]  # sum W^2 (df/dW)^2
+    invariant: Float[Tensor, " b"] | None = None  # sum_j (sum_k W_kj df/dW_kj)^2, Eq. 44 shared
+
+
+def weight_gradient(calls: list[Positions], invariant: bool = False) -> WeightSums:
+    """The sums over one weight's gradient, all outputs together (``invariant``: the third, too).
 
     Calls that share the weight have their positions put side by side first: one parameter has one
     gradient, and adding the norms of its parts would be wrong. Three routes, by cost:
@@ -266,51 +268,64 @@ def weight_gradient(
       with N. Signed terms cancel here, so this is done in float64;
     - many positions: form the gradient itself, a block of samples at a time.
     """
-    W2, N = calls[0].W.square(), calls[0].N
-    g, o, i = W2.shape
+    W, N = calls[0].W, calls[0].N
+    g, o, i = W.shape
     T = sum(c.T for c in calls)
-    if T == 1:
-        J2 = calls[0].J.squeeze(-1).unflatten(-1, (N, o)).square().sum(2)  # [b, g, o]
-        u2 = calls[0].u.squeeze(-1).square()
-        adaptive = (J2 * torch.einsum("goi,bgi->bgo", W2, u2)).sum((1, 2), dtype=torch.float64)
-        return (J2.sum(-1) * u2.sum(-1)).sum(-1, dtype=torch.float64), adaptive
     # Routes in multiply-adds; 12 stands for writing, squaring and summing a gradient's entry, 3 for
     # float64 in the other route.
     pairs = T * (T + 1) // 2
-    formed = N * i * o * (T + 12)
-    route = _by_pairs if pairs * (3 * i * o + 8 * N * o) < formed else _by_forming
-    block = max(1, BLOCK_ENTRIES // (g * (pairs * max(i, o) if route is _by_pairs else N * i * o)))
+    route: Callable[..., tuple[Tensor, ...]]
+    if T == 1 and not invariant:
+        route, entries = _by_outer, N * max(i, o)
+    elif pairs * (3 * i * o + 8 * N * o) < N * i * o * (T + 12) and not invariant:
+        route, entries = _by_pairs, pairs * max(i, o)
+    else:
+        route, entries = _by_forming, N * i * o
+    block = max(1, BLOCK_ENTRIES // (g * entries))
     parts = []
     for s in range(0, calls[0].batch, block):
         J = [c.J[s : s + block] for c in calls]
         u = [c.u[s : s + block] for c in calls]
         joined = (J[0], u[0]) if len(calls) == 1 else (torch.cat(J, -1), torch.cat(u, -1))
-        parts.append(route(*joined, W2))
-    plain, adaptive = zip(*parts, strict=True)
-    return torch.cat(plain), torch.cat(adaptive)
+        parts.append(route(*joined, W, invariant))
+    return WeightSums(*(torch.cat(found) for found in zip(*parts, strict=True)))
 
 
-def _by_forming(
-    J: Float[Tensor, "b g No T"], u: Float[Tensor, "b g i T"], W2: Float[Tensor, "g o i"]
-) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
-    squares = (u @ J.mT).square_().unflatten(3, (-1, W2.shape[1])).sum(3)  # [b, g, i, o]
+Rows = Float[Tensor, "b g No T"]
+Patches = Float[Tensor, "b g i T"]
+Weight = Float[Tensor, "g o i"]
+
+
+def _by_outer(J: Rows, u: Patches, W: Weight, _: bool) -> tuple[Tensor, ...]:
+    J2 = J.squeeze(-1).unflatten(-1, (-1, W.shape[1])).square().sum(2)  # [b, g, o]
+    u2 = u.squeeze(-1).square()
+    adaptive = J2 * torch.einsum("goi,bgi->bgo", W.square(), u2)
+    plain = J2.sum(-1) * u2.sum(-1)
+    return plain.sum(1, dtype=torch.float64), adaptive.sum((1, 2), dtype=torch.float64)
+
+
+def _by_forming(J: Rows, u: Patches, W: Weight, invariant: bool) -> tuple[Tensor, ...]:
+    grad = (u @ J.mT).unflatten(3, (-1, W.shape[1]))  # [b, g, i, N, o]
+    scaled = (grad * W.mT.unsqueeze(2)).sum(-1) if invariant else None  # [b, g, i, N]
+    squares = grad.square_().sum(3)
     plain = squares.sum((1, 2, 3), dtype=torch.float64)
-    return plain, (squares * W2.mT).sum((1, 2, 3), dtype=torch.float64)
+    adaptive = (squares * W.mT.square()).sum((1, 2, 3), dtype=torch.float64)
+    if scaled is None:
+        return plain, adaptive
+    return plain, adaptive, scaled.square().sum((1, 2, 3), dtype=torch.float64)
 
 
-def _by_pairs(
-    J: Float[Tensor, "b g No T"], u: Float[Tensor, "b g i T"], W2: Float[Tensor, "g o i"]
-) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
+def _by_pairs(J: Rows, u: Patches, W: Weight, _: bool) -> tuple[Tensor, ...]:
     p, q = torch.triu_indices(J.shape[-1], J.shape[-1], device=J.device)
-    J, u = J.double().unflatten(2, (-1, W2.shape[1])), u.double()
+    J, u, W = J.double().unflatten(2, (-1, W.shape[1])), u.double(), W.double()
     JJ = (J[..., p] * J[..., q]).sum(2)  # [b, g, o, pairs]
     uu = u[..., p] * u[..., q] * (2.0 - (p == q).double())  # pq and qp, the diagonal once
     plain = JJ.sum(2) * uu.sum(2)  # [b, g, pairs]
-    adaptive = (JJ * (W2.double() @ uu)).sum(2)
+    adaptive = (JJ * (W.square() @ uu)).sum(2)
     found = []
     for terms in (plain, adaptive):
         total, untied = terms.sum((1, 2)), terms[..., p == q].sum((1, 2))
         if bool((total < CANCELLED * untied).any()):  # the digits are gone: form the gradient
-            return _by_forming(J.flatten(2, 3), u, W2.double())
+            return _by_forming(J.flatten(2, 3), u, W, False)
         found.append(total)
-    return found[0], found[1]
+    return tuple(found)

@@ -12,7 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Float
+from torch import Tensor
 
 from flatlens.errors import FlatlensError
 from flatlens.probes import Array
@@ -49,14 +51,21 @@ def minimise(
     a, b = np.zeros(len(H)), np.zeros(H.shape[1])
     if not rows.any() or not columns.any():
         return Minimum(0.0, a, b)
-    H, C = H[np.ix_(rows, columns)], C[np.ix_(rows, columns)]
-    t, value = np.ones(H.shape[1]), np.inf
-    for _ in range(steps):
-        s = np.sqrt((C @ (1 / t)) / (H @ t))
-        P, R = s @ H, (1 / s) @ C
-        t = np.sqrt(R / P)
-        last, value = value, float(2 * np.sqrt(P * R).sum())
-        if last - value <= 1e-13 * value:
-            break
+    kept = np.ix_(rows, columns)
+    s, t, value = _alternate(torch.from_numpy(H[kept]), torch.from_numpy(C[kept]), steps)
     a[rows], b[columns] = s, t
     return Minimum(value, a, b)
+
+
+def _alternate(
+    H: Float[Tensor, "k j"], C: Float[Tensor, "k j"], steps: int
+) -> tuple[Float[Array, " k"], Float[Array, " j"], float]:
+    t, value = torch.ones_like(H[0]), float("inf")
+    for _ in range(steps):
+        s = ((C @ (1 / t)) / (H @ t)).sqrt()
+        P, R = s @ H, (1 / s) @ C
+        t = (R / P).sqrt()
+        last, value = value, float(2 * (P * R).sqrt().sum())
+        if last - value <= 1e-13 * value:
+            break
+    return s.numpy(), t.numpy(), value

@@ -30,7 +30,7 @@ from flatlens.norms import weight_norms
 from flatlens.probes import FirstLayerProbe, InputProbe, LayerProbe, ParameterProbe, Probe
 from flatlens.products import Chunk, Forward, LayerChunk, NeedsSinglesError, Products
 
-WORKING_SET = 256 << 20  # bytes that a chunk may take by default
+WORKING_SET = 64 << 20  # bytes that a chunk may take by default: more is slower, not faster
 COUPLED = (
     "the output of a sample changes with the other samples in its batch; samples must not depend "
     "on one another (batch statistics, attention over the batch, ...)"
@@ -416,7 +416,12 @@ def _signature(layer: LayerChunk) -> tuple[Any, ...]:
 def _mean(sums: list[Tensor | None], n: int) -> np.ndarray | None:
     """The mean over n samples from sums over chunks."""
     found = [s for s in sums if s is not None]
-    return torch.stack(found).sum(0).div(n).cpu().numpy() if found else None
+    if not found:
+        return None
+    total = found[0].double()
+    for more in found[1:]:
+        total += more
+    return total.div_(n).cpu().numpy()
 
 
 def _array(parts: list[Tensor]) -> np.ndarray:

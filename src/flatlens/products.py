@@ -205,11 +205,21 @@ class Products:
                     p, [*(bias_rows[i] for i in users), *(rows[k] for k in copies)]
                 )
         by_call: dict[int, Share] = {}
+        first = self.reads_input.index(True) if any(self.reads_input) else None
+        invariant = None
+        if first is not None and self.positions[first].dense:  # u is x^l, and J W is B
+            u2 = self.positions[first].u[:, 0, :, 0].square()
+            B2 = rows[self.through[first]].square().sum(1)
+            invariant = (B2 * u2).sum(1, dtype=torch.float64)
         for group, owner in self.groups:
-            found = weight_gradient([self.positions[i] for i in group])
-            by_call.update(dict.fromkeys(group, found))
+            wanted = group == [first] and invariant is None
+            sums = weight_gradient([self.positions[i] for i in group], wanted)
+            invariant = sums.invariant if sums.invariant is not None else invariant
+            by_call.update(dict.fromkeys(group, sums[:2]))
             if owner is not None:
-                shares[owner] = found
+                shares[owner] = sums[:2]
+        if first is not None and invariant is None:  # its weight is used elsewhere too
+            invariant = weight_gradient([self.positions[first]], invariant=True).invariant
         nothing = self.f.new_zeros(self.B, dtype=torch.float64)
         return Chunk(
             output=self.f.detach().double(),
@@ -222,7 +232,7 @@ class Products:
                 name: (self.paths[name], *shares.get(name, (nothing, nothing)))
                 for name, _ in self.named
             },
-            first=self._first(rows),
+            first=None if first is None else self._first(first, rows, invariant),
         )
 
     def _rows(self) -> dict[int, Tensor]:
@@ -337,17 +347,15 @@ class Products:
         size = after.double().flatten(1).norm(dim=1)
         return torch.where(size > 0, off / size, off)
 
-    def _first(self, rows: dict[int, Tensor]) -> FirstLayerChunk | None:
-        if not any(self.reads_input):
-            return None
-        i = self.reads_input.index(True)
+    def _first(self, i: int, rows: dict[int, Tensor], invariant: Tensor | None) -> FirstLayerChunk:
+        assert invariant is not None
         positions = self.positions[i]
         curvature = crossed = None
-        if positions.T == 1 and positions.flat and positions.u.shape[2] <= WIDEST_CROSSED:
+        if positions.dense and positions.u.shape[2] <= WIDEST_CROSSED:
             u2 = positions.u[:, 0, :, 0].square()
-            curvature = (positions.rows[:, 0].square().sum(1).mT @ u2).double()
-            crossed = (rows[self.total[i]].square().sum(1).mT @ u2).double()
-        return FirstLayerChunk(positions.invariant(), positions.W, curvature, crossed)
+            curvature = positions.rows[:, 0].square().sum(1).mT @ u2
+            crossed = rows[self.total[i]].square().sum(1).mT @ u2
+        return FirstLayerChunk(invariant, positions.W, curvature, crossed)
 
 
 def share(p: Tensor, uses: Sequence[Tensor | None]) -> Share:

@@ -1,26 +1,47 @@
-"""Data sets by name: `digits` (embedded) and `npz:PATH` (anyone's arrays).
+"""Data sets by name: `digits` (embedded), `fashion-mnist`, `cifar10`, `npz:PATH` (anyone's arrays).
 
 The format is one for all: inputs `x` of shape `[n, ...]`, one sample a row; targets `y` either
 integer classes `[n]` or float targets `[n]` or `[n, N]`.
+
+Published files are looked for in the folder that the environment variable FLATLENS_DATA names,
+then in the cache folder, each data set in a folder of its own name:
+
+    fashion-mnist/train-images-idx3-ubyte.gz ...        the four official files
+    cifar10/cifar-10-batches-bin/data_batch_1.bin ...   the official binary version
 """
 
 from __future__ import annotations
 
-import zipfile
+import inspect
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
 from flatlens.errors import FlatlensError
+from flatlens.experiments.formats import CIFAR_CLASSES, read_cifar, read_idx, read_npz
 
 DIGITS_TRAIN = 1_000  # of 1,797; the rest is the test part
 KEYS = ("x", "y", "x_test", "y_test")  # the arrays of an npz file
+FASHION_MNIST = tuple(
+    f"{part}-{what}-ubyte.gz"
+    for part in ("train", "t10k")
+    for what in ("images-idx3", "labels-idx1")
+)
+CIFAR10 = tuple(
+    f"cifar-10-batches-bin/{name}.bin"
+    for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")
+)
+CIFAR10_COUNTS = {"training": 5_000, "test": 1_000}  # images of each class, as published
 
 
 @dataclass(frozen=True)
@@ -34,19 +55,25 @@ class Data:
     classes: int  # number of classes; for float targets the number of target columns
 
 
-def load(name: str) -> Data:
-    """The data set called `name`: `digits` or `npz:PATH`.
+def load(name: str, **options: Any) -> Data:
+    """The data set called `name`: `digits`, `fashion-mnist`, `cifar10` or `npz:PATH`.
+
+    `options` are the keyword arguments of its reader, such as `classes=(0, 1)` of `cifar10`.
 
     >>> data = load("digits")
     >>> data.x_train.shape, data.y_test.shape, data.classes
     (torch.Size([1000, 64]), torch.Size([797]), 10)
     """
-    if name == "digits":
-        return digits()
-    kind, colon, path = name.partition(":")
-    if kind == "npz" and colon and path:
-        return npz(Path(path))
-    raise FlatlensError(f"Unknown data {name!r}; use digits or npz:PATH.")
+    kind, _, path = name.partition(":")
+    reader = partial(npz, Path(path)) if kind == "npz" and path else READERS.get(name)
+    if reader is None:
+        known = ", ".join(READERS)
+        raise FlatlensError(f"Unknown data {name!r}; use {known} or npz:PATH.")
+    try:
+        inspect.signature(reader).bind(**options)
+    except TypeError as error:
+        raise FlatlensError(f"Data {name!r} cannot take these options: {error}.") from error
+    return reader(**options)
 
 
 def digits() -> Data:
@@ -63,13 +90,92 @@ def digits() -> Data:
     return Data(pixels[:k], labels[:k], pixels[k:], labels[k:], classes=10)
 
 
+def fashion_mnist(shape: str = "flat") -> Data:
+    """FashionMNIST (Xiao et al., 2017): 60,000 to train, 10,000 to test, pixels / 255.
+
+    `shape` is "flat" (784 inputs, what the paper's MLP reads) or "image" (1 x 28 x 28).
+    """
+    if shape not in ("flat", "image"):
+        raise FlatlensError(f"Unknown shape {shape!r} of fashion-mnist; use flat or image.")
+    x, y, x_test, y_test = _published("fashion-mnist", FASHION_MNIST)
+    train, test = _idx_pair(x, y, shape), _idx_pair(x_test, y_test, shape)
+    return Data(*train, *test, classes=10)
+
+
+def _idx_pair(images: Path, labels: Path, shape: str) -> tuple[Tensor, Tensor]:
+    x, y = read_idx(images, 3), read_idx(labels, 1)
+    if x.shape[1:] != (28, 28):
+        raise FlatlensError(f"{images} holds images of {x.shape[1]} x {x.shape[2]} pixels, not 28.")
+    if len(x) != len(y):
+        raise FlatlensError(f"{labels} has {len(y)} labels for the {len(x)} images of {images}.")
+    if y.max() > 9:
+        raise FlatlensError(f"{labels} has the label {y.max()}, but the classes are 0 to 9.")
+    return _pixels(x.reshape(len(x), *((784,) if shape == "flat" else (1, 28, 28)))), _labels(y)
+
+
+def cifar10(classes: Sequence[int] | None = None) -> Data:
+    """CIFAR-10 (Krizhevsky, 2009): 3 x 32 x 32 pixels / 255, 50,000 to train, 10,000 to test.
+
+    `classes=(0, 1)` keeps the images of these classes, in the published order. Targets stay class
+    indices among ten, so that a network has ten outputs whatever the choice, as in the paper.
+    A copy cut to some classes serves them; every class asked for must be complete.
+    """
+    wanted = sorted(set(range(CIFAR_CLASSES) if classes is None else classes))
+    if not wanted or not set(wanted) <= set(range(CIFAR_CLASSES)):
+        raise FlatlensError(f"Classes of cifar10 are numbers from 0 to 9, not {classes!r}.")
+    files = _published("cifar10", CIFAR10)
+    train = _cifar_part(files[:-1], wanted, "training")
+    test = _cifar_part(files[-1:], wanted, "test")
+    return Data(*train, *test, classes=CIFAR_CLASSES)
+
+
+def _cifar_part(files: list[Path], wanted: list[int], part: str) -> tuple[Tensor, Tensor]:
+    kept = []
+    for images, labels in map(read_cifar, files):
+        choice = np.isin(labels, wanted)
+        kept.append((images[choice], labels[choice]))
+    x, y = (np.concatenate(arrays) for arrays in zip(*kept, strict=True))
+    counts = np.bincount(y, minlength=CIFAR_CLASSES)
+    for label in wanted:
+        if counts[label] != CIFAR10_COUNTS[part]:
+            raise FlatlensError(
+                f"{files[0].parent} is incomplete: its {part} files hold {counts[label]} images of "
+                f"class {label} instead of {CIFAR10_COUNTS[part]}."
+            )
+    return _pixels(x), _labels(y)
+
+
+def _pixels(x: UInt8[np.ndarray, "n ..."]) -> Float[Tensor, "n ..."]:
+    return torch.from_numpy(x.astype(np.float32)).div_(255)
+
+
+def _labels(y: UInt8[np.ndarray, " n"]) -> Int[Tensor, " n"]:
+    return torch.from_numpy(y.astype(np.int64))
+
+
+def _published(name: str, files: Sequence[str]) -> list[Path]:
+    """Where the files of a published data set lie: all of them in one place, or a refusal."""
+    named = os.environ.get("FLATLENS_DATA")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flatlens"
+    folders = [Path(root) / name for root in (named, cache) if root]
+    for folder in folders:
+        if all((folder / file).is_file() for file in files):
+            return [folder / file for file in files]
+    missing = [file for file in files if not (folders[0] / file).is_file()]
+    first = f"{folders[0]}" if named else f"{name} in a folder that you name in FLATLENS_DATA"
+    raise FlatlensError(
+        f"The data {name} is not here: put {', '.join(missing)} into {first} (FLATLENS_DATA is "
+        f"looked at first), or all of its {len(files)} files into {cache / name}."
+    )
+
+
 def npz(path: Path) -> Data:
     """Arrays `x`, `y` and, if there, `x_test`, `y_test` of a NumPy `.npz` file.
 
     Float arrays keep their precision, integers become int64 (class labels, token ids); nothing
     is scaled. Pickled objects are never loaded.
     """
-    arrays = _read(path)
+    arrays = read_npz(path, KEYS)
     has_test = "x_test" in arrays or "y_test" in arrays
     needed = KEYS if has_test else KEYS[:2]
     if missing := [key for key in needed if key not in arrays]:
@@ -94,25 +200,6 @@ def npz(path: Path) -> Data:
     ):
         raise FlatlensError(f"{path}: training and test arrays mix integers and floats.")
     return Data(x, y, x_test, y_test, classes=_classes(path, torch.cat([y, y_test])))
-
-
-def _read(path: Path) -> dict[str, NDArray[np.generic]]:
-    try:
-        with path.open("rb") as stream:
-            file = np.load(stream, allow_pickle=False)
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise FlatlensError(f"{path} is a single array; save it with numpy.savez(x=, y=).")
-            return {key: file[key] for key in KEYS if key in file.files}
-    except FlatlensError:
-        raise
-    except OSError as error:
-        raise FlatlensError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        if "Object arrays" in str(error):
-            why = "it holds arrays of Python objects, which are never loaded; save numbers"
-        else:
-            why = "it is not a NumPy .npz file"
-        raise FlatlensError(f"Cannot read {path}: {why}.") from error
 
 
 def _pair(
@@ -143,3 +230,10 @@ def _classes(path: Path, y: Int[Tensor, " n"] | Float[Tensor, "n ..."]) -> int:
     if int(y.min()) < 0:
         raise FlatlensError(f"{path}: class labels count from 0, but the smallest is {y.min()}.")
     return int(y.max()) + 1
+
+
+READERS: dict[str, Callable[..., Data]] = {
+    "digits": digits,
+    "fashion-mnist": fashion_mnist,
+    "cifar10": cifar10,
+}

@@ -1,0 +1,478 @@
+"""Both sides of every inequality and its conditions, from full Jacobians; slow and obvious.
+
+The package is never imported here. `oracles.sample_calls` gives, for one sample and each call of a
+measured layer, A = ∂f/∂x, B (through the layer), ∂f/∂z and the gradients of all parameters as
+dense tensors; below, each row of the table in docs/theory.md is written down as it stands there.
+
+Conditions are judged from the same numbers: *dense* if the map from the layer's input to its one
+patch moves every entry to one place; *leaf* if the parameter's gradient is this call's own;
+*no bypass* if A = B; *chain* if A_l - B_l = A_{l+1}.
+"""
+
+import copy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from oracles import (
+    EPS,
+    Call,
+    kernel_matrices,
+    mapped,
+    norms,
+    original,
+    sample_calls,
+    sharing_format,
+    tensors,
+)
+from torch import Tensor, nn
+
+SAME = 1e-8  # relative: two Jacobians that differ by less are the same
+
+
+@dataclass(frozen=True)
+class Row:
+    """lhs <= rhs (logarithms of both if `log`), and whether that is a theorem here.
+
+    NaN: not defined by the table (Eq. 37 where the minimum is not attained).
+    """
+
+    lhs: float
+    rhs: float
+    theorem: bool
+    log: bool = False
+    scale: float = 0.0  # what rounding is to be judged against, where it is not the sides
+
+
+class Layer:
+    """One call of a measured layer over all samples."""
+
+    def __init__(
+        self, calls: list[Call], every: list[list[Call]], samples: list[dict], names: dict, trained
+    ) -> None:
+        self.calls, self.call, self.every, self.samples = calls, calls[0], every, samples
+        self.A = [c.values["dA"].flatten(1) for c in calls]
+        self.B = [c.values["dB"].flatten(1) for c in calls]
+        formats = [sharing_format(c, c.values["dz"]) for c in calls]
+        self.u = [u for u, _ in formats]  # [G, T, d_in]
+        self.J = [J for _, J in formats]  # [N, G, T, d_out]
+        W = kernel_matrices(self.call)
+        self.transposed = "transpose" in self.call.kind
+        self.W = W.mT if self.transposed else W  # [G, d_out, d_in]
+        self.G, self.T, _ = self.u[0].shape
+        self.weight, self.bias = names.get(id(self.call.weight)), names.get(id(self.call.bias))
+        self.counted = trained.get(self.weight, False)
+        self.per_position = self.call.bias is not None and not self.transposed
+        self.biased = self.per_position and trained.get(self.bias, False) and self.own("bias")
+        self.leaf = self.counted and self.own("weight")
+        self.x = np.array([float(c.values["x"].norm()) for c in calls])
+        self.norm = norms(self.call)["operator"] if self.transposed else float(sigma(self.C)[0])
+        self.kernel = float(torch.linalg.svdvals(self.W).max())
+
+    def own(self, key: str) -> bool:
+        """Whether no other call has this parameter, and its gradient is that of this call."""
+        mine = getattr(self.call, key)
+        pairs = zip(self.calls, self.samples, strict=True)
+        alone = sum((c.weight is mine) + (c.bias is mine) for c, *_ in self.every) == 1
+        return alone and all(
+            same(s["parameters"][getattr(self, key)], c.values[f"d{key}"]) for c, s in pairs
+        )
+
+    @cached_property
+    def gradients(self) -> list[Tensor]:
+        """[N, ...] per sample: of the parameter; of this weight in its calls if it is not trained."""
+        if self.counted:
+            return [s["parameters"][self.weight] for s in self.samples]
+        uses = [row for row in self.every if row[0].weight is self.call.weight]
+        return [sum(c.values["dweight"] for c in each) for each in zip(*uses, strict=True)]
+
+    @property
+    def w(self) -> np.ndarray:
+        return np.array([float(g.square().sum()) for g in self.gradients])
+
+    @property
+    def adaptive(self) -> float:
+        W2 = self.call.values["weight"].square()
+        return float(np.mean([float((g.square() * W2).sum()) for g in self.gradients]))
+
+    @cached_property
+    def unrolled(self) -> tuple[Tensor, Tensor]:
+        """P: [G, T, d_in, entries] what the patches take, and C = W P: [G, T, d_out, entries]."""
+        x, z = self.call.values["x"], self.call.values["dz"][0]
+        size, fed = x.numel(), copy.copy(self.call)
+        if self.call.kind == "linear":
+            x, z = x.reshape(-1, x.shape[-1]), z.reshape(-1, z.shape[-1])
+        basis = torch.eye(size, dtype=x.dtype).reshape(size * len(x), *x.shape[1:])
+        fed.values = {"x": basis}
+        u = sharing_format(fed, z.new_zeros(1, size * len(z), *z.shape[1:]))[0]
+        P = u.unflatten(1, (size, -1)).movedim(1, -1)
+        return P, torch.einsum("goi,gtie->gtoe", self.W, P)
+
+    @property
+    def C(self) -> Tensor:
+        """The matrix that J is applied to; of a transposed convolution before the overlapping sum."""
+        return self.unrolled[1].flatten(0, 2)
+
+    @property
+    def dense(self) -> bool:
+        """One position that reads every entry of the input once."""
+        P = self.unrolled[0]
+        return self.T == self.G == 1 and bool((P.sum((0, 1, 2)) == 1).all())
+
+    @property
+    def kappa(self) -> float:
+        return float(self.unrolled[0].sum((0, 1, 2)).max())
+
+    def scale(self, i: int) -> Tensor:
+        """D at sample i: [G, T]."""
+        return (self.u[i].square().sum(-1) + self.per_position).sqrt()
+
+    @property
+    def bypassed(self) -> bool:
+        return not all(same(a, b) for a, b in zip(self.A, self.B, strict=True))
+
+    @property
+    def paper(self) -> bool:
+        return self.dense and self.leaf and not self.bypassed
+
+    def ratios(self, bias: bool = False) -> np.ndarray:
+        """(‖W‖/x)² per sample, x² + 1 in place of x² where a bias counts."""
+        return divide(self.norm**2, self.x**2 + (bias and self.biased))
+
+    def smallest(self, i: int, dtype: torch.dtype) -> float:
+        """The T-th singular value of [U, 1] at sample i, the smallest over groups; theory 4.2."""
+        found = []
+        for U in self.u[i]:
+            if self.biased:
+                U = torch.cat([U, torch.ones(self.T, 1, dtype=U.dtype)], 1)
+            s = torch.linalg.svdvals(U)
+            low = float(s[-1]) if len(s) == self.T else 0.0
+            found.append(0.0 if low < EPS[dtype] * max(U.shape) * float(s[0]) else low)
+        return min(found)
+
+
+@dataclass
+class Network:
+    """All layers and all samples of one network."""
+
+    layers: list[Layer]
+    samples: list[dict]
+    trained: dict[str, bool]
+    model: nn.Module
+    reads: list[bool]  # per layer: its input is the network's input, entry by entry
+
+    @property
+    def n(self) -> int:
+        return len(self.samples)
+
+    @property
+    def A(self) -> list[Tensor]:
+        return [s["A"] for s in self.samples]
+
+    def total(self, weighted: bool) -> float:
+        """S (Eq. 3), or with each gradient weighted by its parameter S_adaptive (Eq. 41)."""
+        found = 0.0
+        for name, p in self.model.named_parameters():
+            for s in self.samples:
+                g = s["parameters"][name]
+                if self.trained[name] and g is not None:
+                    found += float((g.square() * (p.detach().square() if weighted else 1)).sum())
+        return found / self.n
+
+    def entered_by(self, layer: Layer) -> bool:
+        """Whether the input has no reader beside this layer: its A is the network's."""
+        pairs = [(used(a), used(b)) for a, b in zip(self.A, layer.A, strict=True)]
+        return all(a.shape == b.shape and same(a, b) for a, b in pairs)
+
+    @property
+    def first(self) -> Layer | None:
+        return self.layers[self.reads.index(True)] if True in self.reads else None
+
+
+def full(model: nn.Module, x: Any, output: Any = None) -> Network:
+    """Every Jacobian of `model` at the samples `x`, one sample at a time."""
+    model = copy.deepcopy(original(model)).double().eval()
+    trained = {name: p.requires_grad for name, p in model.named_parameters()}
+    model.requires_grad_(True)
+    names = {id(p): name for name, p in model.named_parameters()}
+    x = mapped(lambda t: t.detach().double() if t.is_floating_point() else t, x)
+    n = len(tensors(x)[0])
+    each = [sample_calls(model, mapped(lambda t, i=i: t[i : i + 1], x), output) for i in range(n)]
+    samples, calls = [s for s, _ in each], [list(c) for c in zip(*(c for _, c in each), strict=True)]
+    layers = [Layer(row, calls, samples, names, trained) for row in calls]
+    return Network(layers, samples, trained, model, [reads_input(row, samples) for row in calls])
+
+
+def reads_input(calls: list[Call], samples: list[dict]) -> bool:
+    """Whether what enters the layer is the network's input, in its own order."""
+    return all(is_input(c, s) for c, s in zip(calls, samples, strict=True))
+
+
+def is_input(call: Call, sample: dict) -> bool:
+    """x^l comes from one leaf, which is no parameter, and its Jacobian by that is the identity."""
+    edge, shape = call.targets["A"]
+    leaves, queue = {}, [edge.node]
+    while queue:
+        node = queue.pop()
+        if hasattr(node, "variable"):
+            leaves[id(node.variable)] = node.variable
+        queue += [child for child, _ in node.next_functions if child is not None]
+    (leaf, *others) = leaves.values()
+    size = shape.numel()
+    # `forward` feeds copies: a tensor that is itself a leaf was made by the model.
+    if others or isinstance(leaf, nn.Parameter) or leaf is call.x or leaf.numel() != size:
+        return False
+    if not torch.equal(leaf.detach().flatten(), call.values["x"].flatten()):
+        return False
+    rows = [
+        torch.autograd.grad(edge, leaf, e.reshape(shape), retain_graph=True)[0].flatten()
+        for e in torch.eye(size, dtype=leaf.dtype)
+    ]
+    return torch.equal(torch.stack(rows), torch.eye(size, dtype=leaf.dtype))
+
+
+# -- the table -----------------------------------------------------------------
+
+
+def oracle_bounds(
+    model: nn.Module, x: Any, output: Any = None, dtype: torch.dtype = torch.float64
+) -> dict[str, Row]:
+    """Every row that applies, by name; "eq12_untied, exact" has ‖D⁻¹C‖₂ itself."""
+    net = full(model, x, output)
+    layers, first, n = net.layers, net.first, net.n
+    S, adaptive = net.total(False), net.total(True)
+    top = np.array([sigma(A)[0] for A in net.A])
+    r = min(net.A[0].shape)
+    frobenius = np.array([float(A.square().sum()) for A in net.A])
+    volume = log_mean([log_volume(A, dtype) for A in net.A])
+    rows = {"eq8": Row(volume, log_mean(r / 2 * log(frobenius / r)), True, True)}
+
+    if first is not None:
+        paper = first.paper and net.entered_by(first)
+        ratios = first.ratios()
+        root = np.sqrt(np.mean(ratios))
+        A = float(np.mean(top))
+        B = times(np.sqrt(ratios), np.sqrt(first.w)).mean()
+        C, D = times(root, np.sqrt(first.w.mean())), times(root, np.sqrt(S))
+        with_bias = first.ratios(bias=True)
+        d, T = first.W.shape[1], range(first.T)
+        invariant = [
+            (A.square() * s["x"].square()).sum() for A, s in zip(net.A, net.samples, strict=True)
+        ]
+        scaled = [
+            sum(u[:, t] * torch.einsum("ngo,goi->ngi", J[:, :, t], first.W) for t in T)
+            for u, J in zip(first.u, first.J, strict=True)
+        ]
+        jensen = r / 2 * log(S / r) + r / 2 * np.mean(log(with_bias))
+        rows |= {
+            "eq6": Row(float(np.mean(top**2)), times(ratios.max(), S), paper),
+            "eq9": Row(volume, log_eq9([ratios], S, r), paper, True),
+            "eq11": Row(A, D, paper),
+            "eq11_bias": Row(A, times(np.sqrt(with_bias.mean()), np.sqrt(S)), paper),
+            "eq48_ab": Row(A, B, paper),
+            "eq48_bc": Row(B, C, True),
+            "eq48_cd": Row(C, D, first.counted),
+            "eq44": Row(float(np.mean(invariant)) / d, adaptive, paper),
+            "eq44_shared": Row(
+                float(np.mean([float(s.square().sum()) for s in scaled])) / d,
+                first.adaptive,
+                first.leaf,
+            ),
+            "log_volume": Row(
+                float(np.mean([log_volume(A, dtype) for A in net.A])),
+                np.inf if np.isnan(jensen) else float(jensen),
+                paper,
+                True,
+            ),
+        }
+        if first.T == 1 and first.call.kind == "linear":
+            rows["eq37"] = eq37(first, paper)
+
+    dense, leaf = all(q.dense for q in layers), all(q.leaf for q in layers)
+    paper = dense and leaf and not any(q.bypassed for q in layers)
+    nmls = sum(float(np.mean([sigma(a)[0] for a in q.A])) for q in layers)
+    through = sum(float(np.mean([sigma(b)[0] for b in q.B])) for q in layers)
+    gaps = [
+        sigma(a)[0] - sigma(a - b)[0] for q in layers for a, b in zip(q.A, q.B, strict=True)
+    ]
+    ranks = {min(q.A[0].shape) for q in layers}
+    volumes = [log_mean([log_volume(a, dtype) for a in q.A]) for q in layers]
+    if len(ranks) == 1:
+        rhs10 = log_eq9([q.ratios() for q in layers], S, ranks.pop())
+    else:
+        rhs10 = log_sum([log_eq9([q.ratios()], S, min(q.A[0].shape)) for q in layers])
+    untied = np.array([[untied_energy(q, i) for i in range(n)] for q in layers]).sum(0).mean()
+    cheap, exact = (
+        np.array([[untied_constant(q, i, exact) ** 2 for i in range(n)] for q in layers])
+        for exact in (False, True)
+    )
+    tied = [[tied_constant(q, i, dtype) ** 2 for i in range(n)] for q in layers]
+    xbar = [divide(1.0, np.mean(divide(1.0, q.x**2))) ** 0.5 for q in layers]
+    rows |= {
+        "eq10": Row(log_sum(volumes), rhs10, paper, True),
+        "eq12": Row(nmls, eq12(layers, S, False), paper),
+        "eq12_bias": Row(nmls, eq12(layers, S, True), paper),
+        "eq12_untied": Row(through, times(np.sqrt(cheap.sum(0).mean()), np.sqrt(untied)), True),
+        "eq12_untied, exact": Row(
+            through, times(np.sqrt(exact.sum(0).mean()), np.sqrt(untied)), True
+        ),
+        "eq12_tied_rank": Row(
+            through, times(np.sqrt(np.sum(tied, 0).mean()), np.sqrt(S)), leaf
+        ),
+        "eq17": Row(sum(gaps) / n, eq12(layers, S, False), dense and leaf),
+        "eq35": Row(
+            sum(
+                b * float(np.mean([sigma(a)[0] for a in q.A]))
+                for b, q in zip(xbar, layers, strict=True)
+            ),
+            sum(q.norm * np.sqrt(q.w.mean()) for q in layers),
+            paper,
+        ),
+    }
+    if is_chain(net):
+        *inner, last = layers
+        theorem = all(q.dense and q.leaf for q in inner) and net.entered_by(inner[0])
+        lhs = float(np.mean(top)) - last.norm
+        rows["eq17_telescoped"] = Row(lhs, eq12(inner, S, False), theorem)
+    return rows
+
+
+def eq12(layers: list[Layer], S: float, bias: bool) -> float:
+    total = sum(q.ratios(bias) for q in layers)
+    return times(np.sqrt(np.mean(total)), np.sqrt(S))
+
+
+def log_eq9(ratios: list[np.ndarray], S: float, r: int) -> float:
+    """log of (1/n) sqrt(Σ ratios^r) (nS/r)^(r/2)."""
+    n = len(ratios[0])
+    terms = [r * log(a) for row in ratios for a in row]
+    value = -np.log(n) + log_sum(terms) / 2 + r / 2 * log(n * S / r)
+    return np.inf if np.isnan(value) else float(value)
+
+
+def untied_energy(q: Layer, i: int) -> float:
+    """Σ_p ‖J_p‖² (‖u_p‖² + 1) of one sample."""
+    return float((q.J[i].square().sum((0, 3)) * q.scale(i).square()).sum())
+
+
+def untied_constant(q: Layer, i: int, exact: bool) -> float:
+    """‖D⁻¹C‖₂, or its cheap bound."""
+    D = q.scale(i)
+    if float(D.min()) == 0:
+        return np.inf
+    if not exact:
+        return float(np.sqrt(q.kappa)) * q.kernel / float(D.min())
+    return float(sigma(q.C / D.repeat_interleave(q.W.shape[1], 1).reshape(-1, 1))[0])
+
+
+def tied_constant(q: Layer, i: int, dtype: torch.dtype) -> float:
+    """‖C‖₂ / s with C before the overlapping sum of a transposed convolution."""
+    return float(divide(sigma(q.C)[0], q.smallest(i, dtype)))
+
+
+def is_chain(net: Network) -> bool:
+    """Identity skips all along from the input, then f = W_L x + b."""
+    layers = net.layers
+    if len(layers) < 2 or not net.reads[0] or layers[-1].T > 1:
+        return False
+    size = net.A[0].shape[0]
+    for c in layers[-1].calls:
+        if not torch.equal(c.values["dz"].reshape(size, -1), torch.eye(size).double()):
+            return False
+    for q, after in zip(layers[:-1], layers[1:], strict=True):
+        for a, b, c in zip(q.A, q.B, after.A, strict=True):
+            if a.shape != c.shape or not same(a - b, c):
+                return False
+    return True
+
+
+def eq37(first: Layer, theorem: bool) -> Row:
+    """Both sides at the optimum of Eq. 36 (λ = 1), with the curvature of this call's weight."""
+    n, W = len(first.calls), first.call.values["weight"].numpy()
+    H = sum(c.values["dweight"].square().sum(0) for c in first.calls).numpy() / n
+    value, t2 = minimum(H, W)
+    lhs = 0.0
+    for c, A in zip(first.calls, first.A, strict=True):
+        columns, x2 = A.square().sum(0).numpy(), c.values["x"].flatten().square().numpy()
+        lhs += (columns / t2).sum() * (t2 * x2).sum() / n
+    attained = (H > 0).all() and W.any(0).all() and W.any(1).all()
+    scale = float(np.sqrt(H.sum()) * np.linalg.norm(W))
+    return Row(float(np.sqrt(lhs)) if attained else np.nan, value, theorem, scale=scale)
+
+
+def minimum(H: np.ndarray, W: np.ndarray) -> tuple[float, np.ndarray]:
+    """min Σ H (s_k t_j)² + W²/(4 (s_k t_j)²), and t² there: Newton in (log s², log t²).
+
+    A row or column without weight or curvature moves off by one step after another, until what
+    is left of its cost is below rounding.
+    """
+    rows, columns = H.shape
+    place = np.zeros((rows, columns, rows + columns))
+    for k in range(rows):
+        for j in range(columns):
+            place[k, j, [k, rows + j]] = 1
+    place, h, c = place.reshape(-1, rows + columns), H.ravel(), W.ravel() ** 2 / 4
+    theta = np.zeros(rows + columns)
+    for _ in range(300):
+        up, down = h * np.exp(place @ theta), c * np.exp(-place @ theta)
+        curvature = place.T @ ((up + down)[:, None] * place)
+        step = np.linalg.lstsq(curvature, place.T @ (up - down), rcond=1e-14)[0]
+        theta -= step / max(1.0, np.abs(step).max())
+        if np.abs(step).max() < 1e-12:
+            break
+    return float((up + down).sum()), np.exp(theta[rows:])
+
+
+# -- plain formulas ------------------------------------------------------------
+
+
+def sigma(A: Tensor) -> np.ndarray:
+    return torch.linalg.svdvals(A).numpy()
+
+
+def log_volume(A: Tensor, dtype: torch.dtype) -> float:
+    """Σ log σ over min(N, M) singular values; -inf where one counts as zero."""
+    s = sigma(A)
+    low = s[-1] < EPS[dtype] * max(A.shape) * s[0]
+    return -np.inf if low or s[-1] == 0 else float(np.log(s).sum())
+
+
+def same(a: Tensor | None, b: Tensor | None) -> bool:
+    """Equal up to rounding."""
+    if a is None or b is None:
+        return a is b
+    return float((a - b).norm()) <= SAME * float(a.norm())
+
+
+def used(A: Tensor) -> Tensor:
+    """The columns that are not zero."""
+    return A[:, A.any(0)]
+
+
+def divide(a: Any, b: Any) -> Any:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return a / np.asarray(b, dtype=float)
+
+
+def times(a: Any, b: Any) -> Any:
+    """The product; 0 times inf is inf, for nothing is known then."""
+    with np.errstate(invalid="ignore"):
+        found = np.asarray(a) * np.asarray(b)
+    found = np.where(np.isnan(found), np.inf, found)
+    return found if found.ndim else float(found)
+
+
+def log(value: Any) -> Any:
+    with np.errstate(divide="ignore"):
+        return np.log(value)
+
+
+def log_sum(values: list[float]) -> float:
+    top = max(values)
+    return top if np.isinf(top) else float(top + np.log(sum(np.exp(v - top) for v in values)))
+
+
+def log_mean(values: Any) -> float:
+    return log_sum(list(values)) - float(np.log(len(values)))
