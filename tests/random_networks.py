@@ -291,7 +291,7 @@ def normed(r: Draw) -> Made:
         return net, (i,)
     norms = {"layer": nn.LayerNorm(h), "batch": nn.BatchNorm1d(h), "front": nn.LayerNorm(i)}
     if kind == "group":
-        body: list[nn.Module] = [nn.Conv1d(i, h, 2), nn.GroupNorm(1, h), r.act()]
+        body: list[nn.Module] = [nn.Conv1d(i, h, 2), nn.GroupNorm(1, h)]
         return r.head(body, (i, 3)), (i, 3)
     net.insert(0 if kind == "front" else 1, norms[kind])
     return net, (i,)

@@ -246,10 +246,10 @@ class Rows:
         name, equation = "eq6", "Eq. 6, k = 2"
         if self.first is None:
             return self.no_first(name, equation)
-        rhs = float(self.ratio(self.first, False).max()) * self.S
+        rhs = _product(self.ratio(self.first, False).max(), self.S)
         why = self.zeros([self.first], False, DENSE_FIRST)
         return self.row(
-            name, equation, float((self.p.input.singular[:, 0] ** 2).mean()), _no_nan(rhs),
+            name, equation, float((self.p.input.singular[:, 0] ** 2).mean()), rhs,
             self.first_reason(*PAPER), why,
         )  # fmt: skip
 
@@ -291,11 +291,9 @@ class Rows:
     def eq11(self, name: str, equation: str, bias: bool) -> Inequality:
         if self.first is None:
             return self.no_first(name, equation)
-        rhs = np.sqrt(self.ratio(self.first, bias).mean()) * np.sqrt(self.S)
+        rhs = _product(np.sqrt(self.ratio(self.first, bias).mean()), np.sqrt(self.S))
         why = self.zeros([self.first], bias, DENSE_FIRST)
-        return self.row(
-            name, equation, mls(self.p), _no_nan(float(rhs)), self.first_reason(*PAPER), why
-        )
+        return self.row(name, equation, mls(self.p), rhs, self.first_reason(*PAPER), why)
 
     def eq48(self) -> Iterator[Inequality]:
         names = (("eq48_ab", "Eq. 48, A <= B"), ("eq48_bc", "Eq. 48, B <= C"))
@@ -305,10 +303,11 @@ class Rows:
                 yield self.no_first(name, equation)
             return
         ratio, w = self.ratio(self.first, False), self.first.grad_weight
-        with np.errstate(invalid="ignore"):
-            B = _no_nan(float(np.sqrt(ratio * w).mean()))
-            C = _no_nan(float(np.sqrt(ratio.mean()) * np.sqrt(w.mean())))
-            D = _no_nan(float(np.sqrt(ratio.mean()) * np.sqrt(self.S)))
+        B = float(
+            np.mean([_product(np.sqrt(a), np.sqrt(b)) for a, b in zip(ratio, w, strict=True)])
+        )
+        C = _product(np.sqrt(ratio.mean()), np.sqrt(w.mean()))
+        D = _product(np.sqrt(ratio.mean()), np.sqrt(self.S))
         why = self.zeros([self.first], False, DENSE_FIRST)
         yield self.row(*names[0], mls(self.p), B, self.first_reason(*PAPER), why)
         yield self.row(*names[1], B, C, None, "Cauchy-Schwarz")
@@ -317,7 +316,7 @@ class Rows:
 
     def _rhs12(self, layers: list[LayerProbe], bias: bool) -> float:
         total = np.sum([self.ratio(q, bias) for q in layers], axis=0)
-        return _no_nan(float(np.sqrt(np.mean(total)) * np.sqrt(self.S)))
+        return _product(np.sqrt(np.mean(total)), np.sqrt(self.S))
 
     def eq12(self, name: str, equation: str, bias: bool) -> Inequality:
         why = self.zeros(self.p.layers, bias, DENSE_ALL)
@@ -327,15 +326,18 @@ class Rows:
     def eq12_untied(self) -> Inequality:
         k2 = []
         for q in self.p.layers:
-            if self.exact and np.isnan(q.untied_norm).any():
+            if self.exact and q.untied_norm is None:
                 raise FlatlensError(
                     "exact=True needs ||D^-1 C||_2: probe the network with exact_untied=True"
                 )
             size = q.patch_min + (q.has_bias and "transpose" not in q.kind)
             kernel = q.norms.kernel * (1 + q.norms.slack)
+            if self.exact and q.untied_norm is not None:
+                k2.append(q.untied_norm**2)
+                continue
             with np.errstate(divide="ignore"):
-                k2.append(q.untied_norm**2 if self.exact else q.kappa * kernel**2 / size)
-        rhs = np.sqrt(np.mean(np.sum(k2, axis=0))) * np.sqrt(sharpness_untied(self.p))
+                k2.append(q.kappa * kernel**2 / size)
+        rhs = _product(np.sqrt(np.mean(np.sum(k2, axis=0))), np.sqrt(sharpness_untied(self.p)))
         why = "weights counted once per position"
         if np.isinf(rhs):
             empty = next(
@@ -343,7 +345,7 @@ class Rows:
             )
             why += f"; rhs is inf: {empty} has an all-zero patch and no bias"
         lhs = nmls_through(self.p)
-        return self.row("eq12_untied", "theory 4.1", lhs, _no_nan(float(rhs)), None, why)
+        return self.row("eq12_untied", "theory 4.1", lhs, rhs, None, why)
 
     def eq12_tied_rank(self) -> Inequality:
         terms = []
@@ -352,7 +354,7 @@ class Rows:
             norm = q.norms.kernel if "transpose" in q.kind else q.norms.operator
             with np.errstate(divide="ignore"):
                 terms.append((norm * (1 + q.norms.slack) / q.patch_rank) ** 2)
-        rhs = np.sqrt(np.mean(np.sum(terms, axis=0))) * np.sqrt(self.S)
+        rhs = _product(np.sqrt(np.mean(np.sum(terms, axis=0))), np.sqrt(self.S))
         why = "every weight is a parameter used once; patches determine the positions"
         for q in self.p.layers:
             if (q.patch_rank == 0).any():
@@ -360,7 +362,7 @@ class Rows:
                 break
         lhs = nmls_through(self.p)
         reason = self.all_reason(why_not_leaf)
-        return self.row("eq12_tied_rank", "theory 4.2", lhs, _no_nan(float(rhs)), reason, why)
+        return self.row("eq12_tied_rank", "theory 4.2", lhs, rhs, reason, why)
 
     def eq17(self) -> Inequality:
         each = [q.singular[:, 0] - q.gap_norm for q in self.p.layers]
@@ -455,8 +457,10 @@ def layer_bounds(p: Probe, layer: LayerProbe) -> dict[str, Any]:
     """
     root = np.sqrt(layer.grad_weight)
     lhs = float(np.sqrt((layer.singular**2).sum(1)).mean())
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rhs = _no_nan(float(_upper(layer) * (root / layer.x_norm).mean()))
+    with np.errstate(divide="ignore"):
+        inverse = 1 / layer.x_norm
+    each = [_product(a, b) for a, b in zip(root, inverse, strict=True)]
+    rhs = float(_upper(layer) * np.mean(each))
     reason = next((why for c in PAPER if (why := c(p, layer))), None)
     return {
         "eq5_lhs": lhs,
@@ -473,9 +477,14 @@ def _upper(layer: LayerProbe) -> float:
     return layer.norm * (1 + layer.norms.slack)
 
 
-def _no_nan(value: float) -> float:
-    """0 times inf: nothing is known of this side, so it is inf."""
-    return float("inf") if np.isnan(value) else value
+def _product(a: float, b: float) -> float:
+    """a b, where 0 times inf says nothing of a right-hand side and is therefore inf."""
+    return float("inf") if np.isinf(a) or np.isinf(b) else float(a * b)
+
+
+def _no_nan(log: float) -> float:
+    """The same for logarithms: inf - inf is inf."""
+    return float("inf") if np.isnan(log) else log
 
 
 def _log(values: Any) -> Any:

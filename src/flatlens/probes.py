@@ -63,7 +63,7 @@ class LayerProbe:
     is_output: bool  # what the layer gives is the network's output, up to a reshape
     chain: Float[Array, " n"]  # ||A - B - A of the next layer||_F, relative; inf where unlike
     patch_rank: Float[Array, " n"]  # smallest singular value of [U, 1] over positions, or 0
-    untied_norm: Float[Array, " n"]  # ||D^-1 C||_2, NaN unless asked for
+    untied_norm: Float[Array, " n"] | None = None  # ||D^-1 C||_2, where it was asked for
 
 
 @dataclass(frozen=True)

@@ -318,8 +318,9 @@ class Products:
             "untied_bias": untied_bias if positions.bias_per_position else zeros,
             "chain": self._chain(i, rows),
             "patch_rank": positions.patch_rank(self._bias_counts(i)) if self.full_rank else zeros,
-            "untied_norm": untied_norms(positions) if self.exact else zeros + torch.nan,
         }
+        if self.exact:
+            values["untied_norm"] = untied_norms(positions)
         M = call.x.numel() // self.B
         below, _ = self.graph.unviewed(get_gradient_edge(self.f))
         return LayerChunk(
