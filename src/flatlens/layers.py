@@ -24,6 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flatlens.capture import Call, Geometry, LinearMap, flat_pads
+from flatlens.spectra import rank_tolerance
 
 # Per-sample gradients of one layer are formed in blocks of about this many entries: what is written
 # must still be in the cache when it is squared (one block of all samples is three times slower).
@@ -192,11 +193,12 @@ class Positions:
         U = self.u.double().mT  # [b, g, T, i]
         if bias:
             U = torch.cat([U, torch.ones_like(U[..., :1])], -1)
-        values = torch.linalg.eigvalsh(U @ U.mT)
-        s = values[..., 0].clamp(min=0).sqrt()
-        poor = values[..., 0] < 1e-6 * values[..., -1]  # the Gram matrix has lost its digits
+        values = torch.linalg.eigvalsh(U @ U.mT).clamp(min=0)
+        s, top = values[..., 0].sqrt(), values[..., -1].sqrt()
+        poor = s < 1e-3 * top  # the Gram matrix has lost its digits
         if bool(poor.any()):
             s[poor] = torch.linalg.svdvals(U[poor])[..., -1]
+        s = torch.where(s < rank_tolerance(self.u.dtype, *U.shape[-2:]) * top, 0.0, s)
         return s.amin(1)
 
     def _format(self, t: Tensor, is_input: bool) -> Float[Tensor, "b g f T"]:
