@@ -36,14 +36,14 @@ SAME = 1e-8  # relative: two Jacobians that differ by less are the same
 class Row:
     """lhs <= rhs (logarithms of both if `log`), and whether that is a theorem here.
 
-    NaN: not defined by the table (Eq. 37 where the minimum is not attained).
+    NaN: not known (Eq. 37 where the minimum is not attained, volumes that rounding decides).
     """
 
     lhs: float
     rhs: float
     theorem: bool
     log: bool = False
-    scale: float = 0.0  # what rounding is to be judged against, where it is not the sides
+    scale: float = 0.0  # 1e-10 of this is rounding, whatever the sides are
 
 
 class Layer:
@@ -247,7 +247,8 @@ def oracle_bounds(
     r = min(net.A[0].shape)
     frobenius = np.array([float(A.square().sum()) for A in net.A])
     volume = log_mean([log_volume(A, dtype) for A in net.A])
-    rows = {"eq8": Row(volume, log_mean(r / 2 * log(frobenius / r)), True, True)}
+    noise = spread(net.A)
+    rows = {"eq8": Row(volume, log_mean(r / 2 * log(frobenius / r)), True, True, noise)}
 
     if first is not None:
         paper = first.paper and net.entered_by(first)
@@ -268,7 +269,7 @@ def oracle_bounds(
         jensen = r / 2 * log(S / r) + r / 2 * np.mean(log(with_bias))
         rows |= {
             "eq6": Row(float(np.mean(top**2)), times(ratios.max(), S), paper),
-            "eq9": Row(volume, log_eq9([ratios], S, r), paper, True),
+            "eq9": Row(volume, log_eq9([ratios], S, r), paper, True, noise),
             "eq11": Row(A, D, paper),
             "eq11_bias": Row(A, times(np.sqrt(with_bias.mean()), np.sqrt(S)), paper),
             "eq48_ab": Row(A, B, paper),
@@ -285,6 +286,7 @@ def oracle_bounds(
                 np.inf if np.isnan(jensen) else float(jensen),
                 paper,
                 True,
+                noise,
             ),
         }
         if first.T == 1 and first.call.kind == "linear":
@@ -311,7 +313,7 @@ def oracle_bounds(
     tied = [[tied_constant(q, i, dtype) ** 2 for i in range(n)] for q in layers]
     xbar = [divide(1.0, np.mean(divide(1.0, q.x**2))) ** 0.5 for q in layers]
     rows |= {
-        "eq10": Row(log_sum(volumes), rhs10, paper, True),
+        "eq10": Row(log_sum(volumes), rhs10, paper, True, spread([a for q in layers for a in q.A])),
         "eq12": Row(nmls, eq12(layers, S, False), paper),
         "eq12_bias": Row(nmls, eq12(layers, S, True), paper),
         "eq12_untied": Row(through, times(np.sqrt(cheap.sum(0).mean()), np.sqrt(untied)), True),
@@ -399,6 +401,7 @@ def eq37(first: Layer, theorem: bool) -> Row:
         lhs += (columns / t2).sum() * (t2 * x2).sum() / n
     attained = (H > 0).all() and W.any(0).all() and W.any(1).all()
     scale = float(np.sqrt(H.sum()) * np.linalg.norm(W))
+    value = value if scale > 0 else 0.0
     return Row(float(np.sqrt(lhs)) if attained else np.nan, value, theorem, scale=scale)
 
 
@@ -433,10 +436,20 @@ def sigma(A: Tensor) -> np.ndarray:
 
 
 def log_volume(A: Tensor, dtype: torch.dtype) -> float:
-    """Σ log σ over min(N, M) singular values; -inf where one counts as zero."""
+    """Σ log σ over min(N, M) singular values; -inf where one counts as zero.
+
+    NaN where rounding decides that, or more than five digits of the smallest.
+    """
     s = sigma(A)
-    low = s[-1] < EPS[dtype] * max(A.shape) * s[0]
-    return -np.inf if low or s[-1] == 0 else float(np.log(s).sum())
+    if s[-1] == 0:
+        return -np.inf
+    return np.nan if s[-1] < 1e4 * EPS[dtype] * max(A.shape) * s[0] else float(np.log(s).sum())
+
+
+def spread(matrices: list[Tensor]) -> float:
+    """Σ σ_1/σ_j: what eps becomes in a log-volume (1e-10 of the result is fifty times that)."""
+    spectra = [s for s in map(sigma, matrices) if s[-1] > 0]
+    return max((1e-4 * float((s[0] / s).sum()) for s in spectra), default=0.0)
 
 
 def same(a: Tensor | None, b: Tensor | None) -> bool:
@@ -470,8 +483,8 @@ def log(value: Any) -> Any:
 
 
 def log_sum(values: list[float]) -> float:
-    top = max(values)
-    return top if np.isinf(top) else float(top + np.log(sum(np.exp(v - top) for v in values)))
+    top = float(np.max(values))
+    return top if not np.isfinite(top) else float(top + np.log(sum(np.exp(v - top) for v in values)))
 
 
 def log_mean(values: Any) -> float:

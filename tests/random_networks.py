@@ -234,18 +234,17 @@ def read_beside(r: Draw) -> Made:
     """The first layer reads a view of the input; something else reads the input too."""
     d, o, weak = r.size(4), r.size(3), r.choice([0.0, 1.0, 10 ** r.uniform(-12, 0)])
     skip = r.choice([lambda x: x, torch.tanh])
-    side = torch.randn(d, o)
     kind = r.choice(["linear", "chain"])
 
     def run(s: Any, x: Tensor) -> Tensor:
         h = x.view(len(x), -1)
         if kind == "chain":
             return s.out(h + s.a(h) + weak * skip(x))
-        return s.a(h) + weak * skip(x) @ side
+        return s.a(h) + weak * skip(x) @ s.side
 
     if kind == "chain":
         return Net(run, a=r.linear(d, d), out=r.linear(d, o)), (d,)
-    return Net(run, a=r.linear(d, o)), (d,)
+    return Net(run, a=r.linear(d, o), side=nn.Buffer(torch.randn(d, o))), (d,)
 
 
 def reused(r: Draw) -> Made:

@@ -273,13 +273,13 @@ def weight_gradient(calls: list[Positions], invariant: bool = False) -> WeightSu
     W, N = calls[0].W, calls[0].N
     g, o, i = W.shape
     T = sum(c.T for c in calls)
-    # Routes in multiply-adds; 12 stands for writing, squaring and summing a gradient's entry, 3 for
-    # float64 in the other route.
+    # In multiply-adds, as measured: 24 stands for writing, squaring and summing one entry of a
+    # gradient, 4 for float64 and the indexing of pairs.
     pairs = T * (T + 1) // 2
     route: Callable[..., tuple[Tensor, ...]]
     if T == 1 and not invariant:
         route, entries = _by_outer, N * max(i, o)
-    elif pairs * (3 * i * o + 8 * N * o) < N * i * o * (T + 12) and not invariant:
+    elif 4 * pairs < N * (T + 24) and not invariant:
         route, entries = _by_pairs, pairs * max(i, o)
     else:
         route, entries = _by_forming, N * i * o
@@ -307,12 +307,25 @@ def _by_outer(J: Rows, u: Patches, W: Weight, _: bool) -> tuple[Tensor, ...]:
 
 
 def _by_forming(J: Rows, u: Patches, W: Weight, invariant: bool) -> tuple[Tensor, ...]:
-    grad = (u @ J.mT).unflatten(3, (-1, W.shape[1]))  # [b, g, i, N, o]
-    scaled = (grad * W.mT.unsqueeze(2)).sum(-1) if invariant else None  # [b, g, i, N]
-    squares = grad.square_().sum(3)
-    plain = squares.sum((1, 2, 3), dtype=torch.float64)
-    adaptive = (squares * W.mT.square()).sum((1, 2, 3), dtype=torch.float64)
-    if scaled is None:
+    """One sample's gradient may still be too large for the cache: outputs of W go in blocks too."""
+    b, g, i, _ = u.shape
+    rows = J.unflatten(2, (-1, W.shape[1]))  # [b, g, N, o, T]
+    N, step = rows.shape[2], max(1, BLOCK_ENTRIES // (b * g * rows.shape[2] * i))
+    wide = i >= N * min(step, W.shape[1])  # a product is fastest with its longer side as columns
+    plain = adaptive = torch.zeros((), dtype=torch.float64, device=u.device)
+    scaled = torch.zeros((), dtype=u.dtype, device=u.device)
+    for part, w in zip(rows.split(step, 3), W.split(step, 1), strict=True):
+        flat, sizes = part.flatten(2, 3), part.shape[2:4]
+        if wide:
+            grad = (flat @ u.mT).unflatten(2, sizes).movedim(2, 1)  # [b, N, g, o, i]
+        else:
+            grad, w = (u @ flat.mT).unflatten(3, sizes).movedim(3, 1), w.mT  # [b, N, g, i, o]
+        if invariant:
+            scaled = scaled + (grad * w).sum(3 if wide else 4)
+        squares = grad.square_().sum(1)
+        plain = plain + squares.sum((1, 2, 3), dtype=torch.float64)
+        adaptive = adaptive + (squares * w.square()).sum((1, 2, 3), dtype=torch.float64)
+    if not invariant:
         return plain, adaptive
     return plain, adaptive, scaled.square().sum((1, 2, 3), dtype=torch.float64)
 

@@ -26,11 +26,11 @@ from flatlens.errors import FlatlensError
 from flatlens.guard import in_float, original, untouched
 from flatlens.inputs import Inputs, batches, check_finite, select_output
 from flatlens.layers import Layout, close, find_layout, occurrences
-from flatlens.norms import weight_norms
+from flatlens.norms import WeightNorms, weight_norms
 from flatlens.probes import FirstLayerProbe, InputProbe, LayerProbe, ParameterProbe, Probe
 from flatlens.products import Chunk, Forward, LayerChunk, NeedsSinglesError, Products
 
-WORKING_SET = 64 << 20  # bytes that a chunk may take by default: more is slower, not faster
+WORKING_SET = 192 << 20  # bytes that a chunk may take by default: more is slower, not faster
 COUPLED = (
     "the output of a sample changes with the other samples in its batch; samples must not depend "
     "on one another (batch statistics, attention over the batch, ...)"
@@ -126,6 +126,8 @@ class Run:
         self.layouts: list[Layout | None] = []
         self.chunks: list[Chunk] = []
         self.notes: list[str] = []
+        self.norms: dict[Any, WeightNorms] = {}
+        self.sums: dict[str, Tensor] = {}
         self.n, self.M = 0, 0
 
     def take(self, inputs: Inputs) -> None:
@@ -144,13 +146,24 @@ class Run:
             self._trial(inputs)
         for rows in _progress(inputs.n, self.chunk or inputs.n):
             part = inputs.take(rows)
-            try:
-                self.chunks.append(self._measure(part))
-            except NeedsSinglesError as why:
-                self._one_at_a_time(str(why))
-                for i in range(part.n):
-                    self.chunks.append(self._measure(part.take(slice(i, i + 1))))
-            self.n += part.n
+            if self.chunk != 1:
+                try:
+                    self._absorb(self._measure(part))
+                    continue
+                except NeedsSinglesError as why:
+                    self._one_at_a_time(str(why))
+            for i in range(part.n):
+                self._absorb(self._measure(part.take(slice(i, i + 1))))
+
+    def _absorb(self, chunk: Chunk) -> None:
+        """Keep a chunk's per-sample numbers; what is a sum over samples is added up at once."""
+        if (first := chunk.first) is not None:
+            for name, part in (("curvature", first.curvature), ("crossed", first.crossed)):
+                if part is not None:
+                    self.sums[name] = self.sums.get(name, 0.0) + part.double()
+            first.curvature = first.crossed = None
+        self.chunks.append(chunk)
+        self.n += len(chunk.output)
 
     # -- trial runs ------------------------------------------------------------------------------
 
@@ -307,8 +320,7 @@ class Run:
             first_layer = FirstLayerProbe(
                 invariant=_array([p.invariant for p in parts]),
                 weight=first.first.weight.double().cpu().numpy(),
-                curvature=_mean([p.curvature for p in parts], self.n),
-                crossed=_mean([p.crossed for p in parts], self.n),
+                **{name: (total / self.n).cpu().numpy() for name, total in self.sums.items()},
             )
         return Probe(
             n=self.n,
@@ -327,7 +339,9 @@ class Run:
     def _layer(self, name: str, parts: list[LayerChunk], weight_norm: str) -> LayerProbe:
         first, layer = parts[0], parts[0].map
         owned = {id(p): n for n, p in self.named}
-        norms = weight_norms(layer)
+        key = (id(layer.weight), layer.kind, layer.geometry, layer.in_shape[1:])
+        norms = self.norms.get(key) or weight_norms(layer)
+        self.norms[key] = norms  # a module called again on the same size costs nothing
         groups, d_out, d_in = layer.matrix.shape
         return LayerProbe(
             name=name,
@@ -411,17 +425,6 @@ def _call_layout(one: Call, two: Call) -> Layout | None:
 
 def _signature(layer: LayerChunk) -> tuple[Any, ...]:
     return layer.map.kind, layer.map.weight.shape, layer.map.geometry, layer.positions, layer.M
-
-
-def _mean(sums: list[Tensor | None], n: int) -> np.ndarray | None:
-    """The mean over n samples from sums over chunks."""
-    found = [s for s in sums if s is not None]
-    if not found:
-        return None
-    total = found[0].double()
-    for more in found[1:]:
-        total += more
-    return total.div_(n).cpu().numpy()
 
 
 def _array(parts: list[Tensor]) -> np.ndarray:

@@ -72,8 +72,8 @@ class FirstLayerProbe:
 
     invariant: Float[Array, " n"]  # sum_j ||sum_p u_pj (J_p W)_j||^2
     weight: Float[Array, "g o i"]
-    curvature: Float[Array, "o i"] | None  # mean_i ||df/dW_kj||^2, of a dense layer
-    crossed: Float[Array, "M M"] | None  # mean_i ||A_i[:, j]||^2 x_ik^2, of a dense layer
+    curvature: Float[Array, "o i"] | None = None  # mean_i ||df/dW_kj||^2, of a dense layer
+    crossed: Float[Array, "M M"] | None = None  # mean_i ||A_i[:, j]||^2 x_ik^2, of a dense layer
 
 
 @dataclass(frozen=True)
