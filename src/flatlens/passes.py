@@ -28,7 +28,7 @@ from flatlens.inputs import Inputs, batches, check_finite, select_output
 from flatlens.layers import Layout, close, find_layout, occurrences
 from flatlens.norms import WeightNorms, weight_norms
 from flatlens.probes import FirstLayerProbe, InputProbe, LayerProbe, ParameterProbe, Probe
-from flatlens.products import Chunk, Forward, LayerChunk, NeedsSinglesError, Products
+from flatlens.products import Chunk, Forward, Key, LayerChunk, NeedsSinglesError, Products
 
 WORKING_SET = 192 << 20  # bytes that a chunk may take by default: more is slower, not faster
 COUPLED = (
@@ -128,6 +128,10 @@ class Run:
         self.notes: list[str] = []
         self.norms: dict[Any, WeightNorms] = {}
         self.sums: dict[str, Tensor] = {}
+        self.shapes: dict[Key, torch.Size] = {}
+        self.signature: list[Any] = []
+        self.tables: list[Tensor] = []  # one a batch: samples x all columns
+        self.batch, self.filled = 0, 0
         self.n, self.M = 0, 0
 
     def take(self, inputs: Inputs) -> None:
@@ -144,6 +148,7 @@ class Run:
         if self.plan is None:
             self.M = sum(t[0].numel() for t in inputs.floating)
             self._trial(inputs)
+        self.batch, self.filled = inputs.n, 0
         for rows in _progress(inputs.n, self.chunk or inputs.n):
             part = inputs.take(rows)
             if self.chunk != 1:
@@ -156,14 +161,31 @@ class Run:
                 self._absorb(self._measure(part.take(slice(i, i + 1))))
 
     def _absorb(self, chunk: Chunk) -> None:
-        """Keep a chunk's per-sample numbers; what is a sum over samples is added up at once."""
-        if (first := chunk.first) is not None:
-            for name, part in (("curvature", first.curvature), ("crossed", first.crossed)):
-                if part is not None:
-                    self.sums[name] = self.sums.get(name, 0.0) + part.double()
-            first.curvature = first.crossed = None
+        """Keep a chunk's per-sample numbers; what is a sum over samples is added up at once.
+
+        The numbers go into one table for the batch: hundreds of small ones, made while the large
+        tensors of a chunk were there, would scatter over the heap and keep it from being reused.
+        """
+        for name, part in chunk.sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + part.double()
+        shapes = {key: column.shape[1:] for key, column in chunk.columns.items()}
+        signature = [shapes, *(_signature(layer) for layer in chunk.layers)]
+        if not self.chunks:
+            self.shapes, self.signature = shapes, signature
+        elif signature != self.signature:
+            raise FlatlensError(
+                "the network calls other layers for other samples; measure samples that take the "
+                "same path together"
+            )
+        columns = [column.reshape(len(column), -1).double() for column in chunk.columns.values()]
+        block = torch.cat(columns, 1)
+        if self.filled == 0:
+            self.tables.append(block.new_empty(self.batch, block.shape[1]))
+        self.tables[-1][self.filled : self.filled + len(block)] = block
+        self.filled += len(block)
+        self.n += len(block)
+        chunk.columns, chunk.sums = {}, {}
         self.chunks.append(chunk)
-        self.n += len(chunk.output)
 
     # -- trial runs ------------------------------------------------------------------------------
 
@@ -205,7 +227,7 @@ class Run:
                 )
             self.chunk = min(self.memory // size, self.chunk or n)
         elif self.chunk is None:
-            self.chunk = max(1, min(WORKING_SET // size, 128))
+            self.chunk = max(1, min(WORKING_SET // size, 100))
 
     def _one_at_a_time(self, why: str) -> None:
         assert self.plan is not None
@@ -299,50 +321,65 @@ class Run:
         """One Probe from all chunks."""
         if not self.chunks:
             raise FlatlensError("there are no samples (n = 0); give at least one")
-        first = self.chunks[0]
-        signature = [_signature(layer) for layer in first.layers]
-        for chunk in self.chunks[1:]:
-            if [_signature(layer) for layer in chunk.layers] != signature:
-                raise FlatlensError(
-                    "the network calls other layers for other samples; measure samples that take "
-                    "the same path together"
-                )
+        first, arrays = self.chunks[0], self._unpacked()
         names = self._names([layer.map for layer in first.layers])
-        layers = [
-            self._layer(names[i], [c.layers[i] for c in self.chunks], weight_norm)
-            for i in range(len(signature))
-        ]
-        everything = {key: _array([c.input[key] for c in self.chunks]) for key in first.input}
-        f = _array([c.output for c in self.chunks])
-        first_layer = None
+        extra = None
         if first.first is not None:
-            parts = [c.first for c in self.chunks if c.first is not None]
-            first_layer = FirstLayerProbe(
-                invariant=_array([p.invariant for p in parts]),
-                weight=first.first.weight.double().cpu().numpy(),
+            extra = FirstLayerProbe(
+                weight=first.first.double().cpu().numpy(),
+                **arrays["first",],
                 **{name: (total / self.n).cpu().numpy() for name, total in self.sums.items()},
             )
+        f = arrays["output",][""]
         return Probe(
             n=self.n,
             N=f.shape[1],
             M=self.M,
             dtype=self.dtype,
             output=f,
-            input=InputProbe(**everything),
-            layers=layers,
-            parameters=[self._parameter(name, p) for name, p in self.named],
-            first=first_layer,
+            input=InputProbe(**arrays["input",]),
+            layers=[
+                self._layer(i, name, arrays["layer", i], weight_norm)
+                for i, name in enumerate(names)
+            ],
+            parameters=[
+                ParameterProbe(name, p.numel(), self._path(name), **arrays["parameter", name])
+                for name, p in self.named
+            ],
+            first=extra,
             chunk=self.chunk or self.n,
             notes=self.notes,
         )
 
-    def _layer(self, name: str, parts: list[LayerChunk], weight_norm: str) -> LayerProbe:
+    def _unpacked(self) -> dict[Any, dict[str, np.ndarray]]:
+        """The columns of all chunks: {what: {quantity: array over samples}}."""
+        tables, start = self.tables, 0
+        table = (tables[0] if len(tables) == 1 else torch.cat(tables)).cpu().numpy()
+        arrays: dict[Any, dict[str, np.ndarray]] = {}
+        for key, shape in self.shapes.items():
+            column = table[:, start : start + shape.numel()].reshape(self.n, *shape)
+            start += shape.numel()
+            *what, quantity = key if len(key) > 1 else (*key, "")
+            whole = str(quantity).startswith("rank")
+            found = column.astype(np.int64) if whole else column
+            arrays.setdefault(tuple(what), {})[str(quantity)] = found
+        return arrays
+
+    def _layer(
+        self, i: int, name: str, arrays: dict[str, np.ndarray], weight_norm: str
+    ) -> LayerProbe:
+        parts = [chunk.layers[i] for chunk in self.chunks]
         first, layer = parts[0], parts[0].map
         owned = {id(p): n for n, p in self.named}
         key = (id(layer.weight), layer.kind, layer.geometry, layer.in_shape[1:])
         norms = self.norms.get(key) or weight_norms(layer)
         self.norms[key] = norms  # a module called again on the same size costs nothing
         groups, d_out, d_in = layer.matrix.shape
+        if "bypass" not in arrays:  # A is B
+            zeros = np.zeros(self.n)
+            arrays |= {"bypass": zeros, "gap_norm": zeros, "chain": zeros + np.inf}
+            arrays["singular_through"] = arrays["singular"]
+            arrays["rank_through"] = arrays["rank"]
         return LayerProbe(
             name=name,
             kind=layer.kind,
@@ -360,14 +397,11 @@ class Run:
             norm=getattr(norms, weight_norm),
             kappa=occurrences(layer),
             is_output=all(p.is_output for p in parts),
-            **{key: _array([p.values[key] for p in parts]) for key in first.values},
+            **arrays,
         )
 
-    def _parameter(self, name: str, p: Tensor) -> ParameterProbe:
-        parts = [c.parameters[name] for c in self.chunks]
-        path = max((part[0] for part in parts), key=PATHS.index)
-        grad = _array([part[1] for part in parts])
-        return ParameterProbe(name, p.numel(), path, grad, _array([part[2] for part in parts]))
+    def _path(self, name: str) -> str:
+        return max((chunk.paths[name] for chunk in self.chunks), key=PATHS.index)
 
     def _names(self, maps: list[LinearMap]) -> list[str]:
         seen: dict[str, int] = {}
@@ -425,10 +459,6 @@ def _call_layout(one: Call, two: Call) -> Layout | None:
 
 def _signature(layer: LayerChunk) -> tuple[Any, ...]:
     return layer.map.kind, layer.map.weight.shape, layer.map.geometry, layer.positions, layer.M
-
-
-def _array(parts: list[Tensor]) -> np.ndarray:
-    return torch.cat(parts).cpu().numpy()
 
 
 @contextlib.contextmanager

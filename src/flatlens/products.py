@@ -18,6 +18,7 @@ from flatlens.norms import untied_norms
 from flatlens.spectra import singular_values, spectral_norm
 
 WIDEST_CROSSED = 4096  # Eq. 37 needs a matrix of (input entries)^2; beyond this it is left out
+Key = tuple[str | int, ...]  # ("layer", 2, "singular"), ("parameter", "fc.weight", "grad"), ...
 Share = tuple[Tensor, Tensor]  # ||df/dp||_F^2 and sum p^2 (df/dp)^2, per sample
 
 
@@ -37,7 +38,7 @@ class Forward:
 
 @dataclass
 class LayerChunk:
-    """One call's numbers for one chunk (tensors stay on their device until the end)."""
+    """What one call is, as one chunk saw it."""
 
     map: LinearMap
     positions: int
@@ -45,28 +46,17 @@ class LayerChunk:
     reads_input: bool
     is_output: bool
     bias_counts: bool
-    values: dict[str, Tensor]
-
-
-@dataclass
-class FirstLayerChunk:
-    """What the layer that reads the input adds; the last two are sums over samples."""
-
-    invariant: Tensor
-    weight: Tensor
-    curvature: Tensor | None
-    crossed: Tensor | None
 
 
 @dataclass
 class Chunk:
-    """All numbers of one chunk."""
+    """All numbers of one chunk (tensors stay on their device until the end)."""
 
-    output: Tensor
-    input: dict[str, Tensor]
     layers: list[LayerChunk]
-    parameters: dict[str, tuple[str, Tensor, Tensor]]  # name -> path, grad, adaptive
-    first: FirstLayerChunk | None
+    paths: dict[str, str]  # of each parameter
+    columns: dict[Key, Tensor]  # per sample: [b] or [b, r]
+    sums: dict[str, Tensor]  # over samples
+    first: Tensor | None  # the weight of the layer that reads the input
 
 
 class Products:
@@ -194,46 +184,56 @@ class Products:
     def run(self) -> Chunk:
         """All N products, their rows stacked; then each layer is worked off."""
         rows = self._rows()
+        columns: dict[Key, Tensor] = {("output",): self.f.detach()}
+        columns |= {("input", k): v for k, v in self._input(rows).items()}
         bias_rows = [p.bias_rows() if p.map.bias is not None else None for p in self.positions]
-        shares: dict[str, Share] = {}
+        shares = self._rule_shares(rows, bias_rows)
+        by_call: dict[int, Share] = {}
+        first = self.reads_input.index(True) if any(self.reads_input) else None
+        sums: dict[str, Tensor] = {}
+        invariant: Tensor | None = None
+        if first is not None and self.positions[first].dense:
+            invariant, sums = self._first(first, rows)
+        for group, owner in self.groups:
+            wanted = group == [first] and invariant is None
+            found = weight_gradient([self.positions[i] for i in group], wanted)
+            invariant = found.invariant if wanted else invariant
+            by_call.update(dict.fromkeys(group, found[:2]))
+            if owner is not None:
+                shares[owner] = found[:2]
+        if first is not None and invariant is None:  # its weight is used elsewhere, too
+            invariant = weight_gradient([self.positions[first]], True).invariant
+        if invariant is not None:
+            columns["first", "invariant"] = invariant
+        for i in range(len(self.calls)):
+            layer = self._layer(i, rows, by_call.get(i), bias_rows[i], shares)
+            columns |= {("layer", i, k): v for k, v in layer.items()}
+        nothing = self.f.new_zeros(self.B, dtype=torch.float64)
+        for name, _ in self.named:
+            grad, adaptive = shares.get(name, (nothing, nothing))
+            columns["parameter", name, "grad"] = grad
+            columns["parameter", name, "adaptive"] = adaptive
+        return Chunk(
+            layers=[self._static(i) for i in range(len(self.calls))],
+            paths=self.paths,
+            columns=columns,
+            sums=sums,
+            first=None if first is None else self.positions[first].W,
+        )
+
+    def _rule_shares(
+        self, rows: dict[int, Tensor], bias_rows: list[Tensor | None]
+    ) -> dict[str, Share]:
+        """The parameters that are no weight of a layer."""
+        shares = {}
         for name, p in self.named:
             if name in self.slow:
                 shares[name] = share(p, [rows[self.slow[name]]])
             elif name in self.rules:
                 users, copies = self.rules[name]
-                shares[name] = share(
-                    p, [*(bias_rows[i] for i in users), *(rows[k] for k in copies)]
-                )
-        by_call: dict[int, Share] = {}
-        first = self.reads_input.index(True) if any(self.reads_input) else None
-        invariant = None
-        if first is not None and self.positions[first].dense:  # u is x^l, and J W is B
-            u2 = self.positions[first].u[:, 0, :, 0].square()
-            B2 = rows[self.through[first]].square().sum(1)
-            invariant = (B2 * u2).sum(1, dtype=torch.float64)
-        for group, owner in self.groups:
-            wanted = group == [first] and invariant is None
-            sums = weight_gradient([self.positions[i] for i in group], wanted)
-            invariant = sums.invariant if sums.invariant is not None else invariant
-            by_call.update(dict.fromkeys(group, sums[:2]))
-            if owner is not None:
-                shares[owner] = sums[:2]
-        if first is not None and invariant is None:  # its weight is used elsewhere too
-            invariant = weight_gradient([self.positions[first]], invariant=True).invariant
-        nothing = self.f.new_zeros(self.B, dtype=torch.float64)
-        return Chunk(
-            output=self.f.detach().double(),
-            input=self._input(rows),
-            layers=[
-                self._layer(i, rows, by_call.get(i), bias_rows[i], shares)
-                for i in range(len(self.calls))
-            ],
-            parameters={
-                name: (self.paths[name], *shares.get(name, (nothing, nothing)))
-                for name, _ in self.named
-            },
-            first=None if first is None else self._first(first, rows, invariant),
-        )
+                uses = [*(bias_rows[i] for i in users), *(rows[k] for k in copies)]
+                shares[name] = share(p, uses)
+        return shares
 
     def _rows(self) -> dict[int, Tensor]:
         """Ask autograd for one output after another; {edge: [b, N, entries]}."""
@@ -283,22 +283,20 @@ class Products:
         gradient: Share | None,
         bias_rows: Tensor | None,
         shares: dict[str, Share],
-    ) -> LayerChunk:
+    ) -> dict[str, Tensor]:
         call, positions = self.calls[i], self.positions[i]
         untied, untied_bias, patch_min = positions.energies()
         zeros = torch.zeros_like(untied)
         A, B = rows[self.total[i]], rows[self.through[i]]
         spectrum = self.input_spectrum if [self.total[i]] == self.inputs else singular_values(A)
         values = {"singular": spectrum[0], "rank": spectrum[1]}
-        if A is B:
-            values |= {"singular_through": spectrum[0], "rank_through": spectrum[1]}
-            values |= {"bypass": zeros, "gap_norm": zeros}
-        else:
+        if A is not B:
             through = singular_values(B)
             gap, size = (A - B).double(), A.double().flatten(1).norm(dim=1)
             ratio = gap.flatten(1).norm(dim=1) / size
             values |= {"singular_through": through[0], "rank_through": through[1]}
             values |= {"bypass": torch.where(size > 0, ratio, 0.0), "gap_norm": spectral_norm(gap)}
+            values["chain"] = self._chain(i, rows)
         if gradient is None:
             gradient = shares[self.trainable[id(call.map.weight)]]
         bias = call.map.bias
@@ -316,21 +314,22 @@ class Products:
             "patch_min": patch_min,
             "untied": untied,
             "untied_bias": untied_bias if positions.bias_per_position else zeros,
-            "chain": self._chain(i, rows),
             "patch_rank": positions.patch_rank(self._bias_counts(i)) if self.full_rank else zeros,
         }
         if self.exact:
             values["untied_norm"] = untied_norms(positions)
-        M = call.x.numel() // self.B
+        return values
+
+    def _static(self, i: int) -> LayerChunk:
+        call = self.calls[i]
         below, _ = self.graph.unviewed(get_gradient_edge(self.f))
         return LayerChunk(
             call.map,
-            positions.T,
-            M,
+            self.positions[i].T,
+            call.x.numel() // self.B,
             reads_input=self.reads_input[i],
             is_output=below.node is self.graph.unviewed(call.out)[0].node,
             bias_counts=self._bias_counts(i),
-            values=values,
         )
 
     def _bias_counts(self, i: int) -> bool:
@@ -342,21 +341,22 @@ class Products:
         """How far A_i - B_i is from A_{i+1}: 0 in a chain of identity skips."""
         A, B = rows[self.total[i]], rows[self.through[i]]
         after = rows[self.total[i + 1]] if i + 1 < len(self.calls) else None
-        if after is None or A is B or after.shape != A.shape:
+        if after is None or after.shape != A.shape:
             return A.new_full((self.B,), torch.inf, dtype=torch.float64)
         off = (A - B - after).double().flatten(1).norm(dim=1)
         size = after.double().flatten(1).norm(dim=1)
         return torch.where(size > 0, off / size, off)
 
-    def _first(self, i: int, rows: dict[int, Tensor], invariant: Tensor | None) -> FirstLayerChunk:
-        assert invariant is not None
+    def _first(self, i: int, rows: dict[int, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """What Eqs. 37 and 44 ask of a dense layer that reads the input (FirstLayerProbe)."""
         positions = self.positions[i]
-        curvature = crossed = None
-        if positions.dense and positions.u.shape[2] <= WIDEST_CROSSED:
-            u2 = positions.u[:, 0, :, 0].square()
-            curvature = positions.rows[:, 0].square().sum(1).mT @ u2
-            crossed = rows[self.total[i]].square().sum(1).mT @ u2
-        return FirstLayerChunk(invariant, positions.W, curvature, crossed)
+        sums: dict[str, Tensor] = {}
+        u2 = positions.u[:, 0, :, 0].square()
+        invariant = (rows[self.through[i]].square().sum(1) * u2).sum(1)  # J W is B, and u is x^l
+        if u2.shape[1] <= WIDEST_CROSSED:
+            sums["curvature"] = positions.rows[:, 0].square().sum(1).mT @ u2
+            sums["crossed"] = rows[self.total[i]].square().sum(1).mT @ u2
+        return invariant, sums
 
 
 def share(p: Tensor, uses: Sequence[Tensor | None]) -> Share:
