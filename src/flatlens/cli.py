@@ -95,7 +95,8 @@ def measure(
         The network as package.module:factory; the factory is called without arguments.
         Modules in the current folder are found.
     data
-        npz:FILE with arrays x and y (class labels or float targets), or digits.
+        npz:FILE with arrays x and y (class labels or float targets), digits (embedded),
+        fashion-mnist or cifar10 (files in the folder FLATLENS_DATA).
     checkpoint
         Weights: safetensors, or a state dict saved with torch.save (tensors only).
         Without it the network is measured as the factory makes it.

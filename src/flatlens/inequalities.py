@@ -409,9 +409,9 @@ class Rows:
         single = np.float64 if self.p.dtype == torch.float64 else np.float32
         found = minimise(extra.curvature.astype(single), extra.weight[0].astype(single))
         t2 = found.column  # sigma'^2; columns without weight and curvature have dropped out
-        with np.errstate(divide="ignore"):
-            inverse = np.where(t2 > 0, 1 / t2, 0.0)
-        lhs = float(np.sqrt(max(inverse @ extra.crossed @ t2, 0.0)))
+        inverse = np.divide(1.0, t2, out=np.zeros_like(t2), where=t2 > 0)
+        crossed = torch.from_numpy(extra.crossed) @ torch.from_numpy(t2)
+        lhs = float(np.sqrt(max(float(crossed @ torch.from_numpy(inverse)), 0.0)))
         return self.row(name, equation, lhs, found.value, self.first_reason(*PAPER), DENSE_FIRST)
 
     def eq44(self) -> Inequality:

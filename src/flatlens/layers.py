@@ -13,7 +13,7 @@ fixed overlapping sum: its u is the input as it stands and its J the patches of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -116,6 +116,20 @@ def patches(
     return windows.reshape(x.shape[0], geometry.groups, -1, prod(positions))
 
 
+class Buffers:
+    """Large tensors that are filled anew for each chunk; new ones would cost more than that."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, Tensor] = {}
+
+    def get(self, key: Hashable, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """An uninitialised tensor of ``shape``, the same memory for the same key."""
+        size, kept = prod(shape), self._kept.get(key)
+        if kept is None or kept.numel() < size or kept.dtype != like.dtype:
+            self._kept[key] = kept = like.new_empty(size)
+        return kept[:size].view(shape)
+
+
 class Positions:
     """One call in the weight-sharing format, for one chunk of samples and all its N directions.
 
@@ -124,7 +138,15 @@ class Positions:
     convolution), so that [N o, T] is one matrix per sample without a further copy.
     """
 
-    def __init__(self, call: Call, layout: Layout | None, batch: int, directions: int) -> None:
+    def __init__(
+        self,
+        call: Call,
+        layout: Layout | None,
+        batch: int,
+        directions: int,
+        buffers: Buffers,
+        place: int,
+    ) -> None:
         self.call, self.layout, self.batch, self.N = call, layout, batch, directions
         self.map = call.map
         self.W = call.map.matrix
@@ -132,7 +154,7 @@ class Positions:
         self.T = self.u.shape[-1]
         g, o, _ = self.W.shape
         shape = (batch, self.T, directions, o) if self.flat else (batch, g, directions, o, self.T)
-        self.rows = self.u.new_empty(shape)
+        self.rows = buffers.get(("J", place), shape, self.u)
         self.fold: Tensor | None = None  # df/dz summed over the image, of a transposed convolution
 
     @property

@@ -25,7 +25,7 @@ from flatlens.capture import Call, Graph, LinearMap, Plan, Recorder
 from flatlens.errors import FlatlensError
 from flatlens.guard import in_float, original, untouched
 from flatlens.inputs import Inputs, batches, check_finite, select_output
-from flatlens.layers import Layout, close, find_layout, occurrences
+from flatlens.layers import Buffers, Layout, close, find_layout, occurrences
 from flatlens.norms import WeightNorms, weight_norms
 from flatlens.probes import FirstLayerProbe, InputProbe, LayerProbe, ParameterProbe, Probe
 from flatlens.products import Chunk, Forward, Key, LayerChunk, NeedsSinglesError, Products
@@ -130,6 +130,7 @@ class Run:
         self.sums: dict[str, Tensor] = {}
         self.shapes: dict[Key, torch.Size] = {}
         self.signature: list[Any] = []
+        self.buffers = Buffers()
         self.tables: list[Tensor] = []  # one a batch: samples x all columns
         self.batch, self.filled = 0, 0
         self.n, self.M = 0, 0
@@ -292,7 +293,7 @@ class Run:
             forward = self._forward(inputs, self.plan)
         self._check_alone(inputs, forward)
         layouts = self.layouts if inputs.n > 1 else [None] * len(forward.recorder.calls)
-        return Products(forward, layouts, self.named, self.exact).run()
+        return Products(forward, layouts, self.named, self.exact, self.buffers).run()
 
     def _check_alone(self, inputs: Inputs, forward: Forward) -> None:
         """Every second sample without the others: it and its rows must be the same as here."""
@@ -425,7 +426,9 @@ class Run:
             return layer.kind
         parts = [name.split(".") for name in found]
         prefix = [p[0] for p in zip(*parts, strict=False) if len(set(p)) == 1]
-        name = ".".join(prefix).partition(".parametrizations")[0]
+        if "parametrizations" in prefix:
+            return ".".join(prefix[: prefix.index("parametrizations")]) or layer.kind
+        name = ".".join(prefix)
         if len(found) > 1:
             return name or layer.kind
         return name.removesuffix("weight").rstrip("._") or name

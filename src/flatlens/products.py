@@ -13,7 +13,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from flatlens.capture import Call, Graph, LinearMap, Recorder
 from flatlens.errors import FlatlensError
-from flatlens.layers import Layout, Positions, split, weight_gradient
+from flatlens.layers import Buffers, Layout, Positions, split, weight_gradient
 from flatlens.norms import untied_norms
 from flatlens.spectra import singular_values, spectral_norm
 
@@ -68,8 +68,10 @@ class Products:
         layouts: Sequence[Layout | None],
         named: Sequence[tuple[str, Tensor]],
         exact: bool,
+        buffers: Buffers,
     ) -> None:
         self.forward, self.f, self.named, self.exact = forward, forward.f, named, exact
+        self.buffers = buffers
         self.B, self.N = forward.f.shape
         self.graph = Graph(forward.f)
         self.edges: list[GradientEdge] = []
@@ -82,7 +84,9 @@ class Products:
                 "no linear or convolutional layer reaches the output: none to measure"
             )
         self.calls = [c for c, _ in alive]
-        self.positions = [Positions(c, layout, self.B, self.N) for c, layout in alive]
+        self.positions = [
+            Positions(c, layout, self.B, self.N, buffers, i) for i, (c, layout) in enumerate(alive)
+        ]
         self._plan_spectra()
         self._plan_parameters()
         # A smallest singular value over positions bounds anything only if no layer has more of
@@ -238,7 +242,10 @@ class Products:
     def _rows(self) -> dict[int, Tensor]:
         """Ask autograd for one output after another; {edge: [b, N, entries]}."""
         f, B = self.f, self.B
-        rows = {k: f.new_empty(B, self.N, entries) for k, (_, entries) in self.rows.items()}
+        rows = {
+            k: self.buffers.get(("row", k), (B, self.N, entries), f)
+            for k, (_, entries) in self.rows.items()
+        }
         for v in range(self.N):
             pick = torch.zeros_like(f)
             pick[:, v] = 1
