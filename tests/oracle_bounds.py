@@ -12,6 +12,7 @@ patch moves every entry to one place; *leaf* if the parameter's gradient is this
 import copy
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,9 @@ from oracles import (
 from torch import Tensor, nn
 
 # Two Jacobians whose relative difference is below the first are the same, above the second they
-# are not; between them a condition may be judged either way (if it is granted, the bound must hold).
+# are not. Between them a condition may be judged either way; if it is granted, the bound must hold.
 SAME, OTHER = 1e-13, 1e-8
+UNDERFLOW = 1e-150  # the square of this is zero
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Layer:
 
     @cached_property
     def gradients(self) -> list[Tensor]:
-        """[N, ...] per sample: of the parameter; of this weight in its calls if it is not trained."""
+        """[N, ...] per sample: of the parameter, or of an untrained weight in its calls."""
         if self.counted:
             return [s["parameters"][self.weight] for s in self.samples]
         uses = [row for row in self.every if row[0].weight is self.call.weight]
@@ -114,7 +116,7 @@ class Layer:
 
     @property
     def C(self) -> Tensor:
-        """The matrix that J is applied to; of a transposed convolution before the overlapping sum."""
+        """What J is applied to; of a transposed convolution before the overlapping sum."""
         return self.unrolled[1].flatten(0, 2)
 
     @property
@@ -137,7 +139,7 @@ class Layer:
 
     def ratios(self, bias: bool = False) -> np.ndarray:
         """(‖W‖/x)² per sample, x² + 1 in place of x² where a bias counts."""
-        return divide(self.norm**2, self.x**2 + (bias and self.biased))
+        return bound(self.norm**2, self.x**2 + (bias and self.biased))
 
     def smallest(self, i: int, dtype: torch.dtype) -> float:
         """The T-th singular value of [U, 1] at sample i, the smallest over groups; theory 4.2."""
@@ -181,7 +183,9 @@ class Network:
 
     def beside(self, layer: Layer) -> float:
         """How far the network's A is from this layer's: what reads the input beside it."""
-        pairs = [(used(a), used(b)) for a, b in zip(self.A, layer.A, strict=True)]
+        if len(self.A[0].mT) == len(layer.A[0].mT):
+            return max(gap(a, b) for a, b in zip(self.A, layer.A, strict=True))
+        pairs = [(used(a), used(b)) for a, b in zip(self.A, layer.A, strict=True)]  # more inputs
         return max(gap(a, b) if a.shape == b.shape else np.inf for a, b in pairs)
 
     @property
@@ -198,7 +202,10 @@ def full(model: nn.Module, x: Any, output: Any = None) -> Network:
     x = mapped(lambda t: t.detach().double() if t.is_floating_point() else t, x)
     n = len(tensors(x)[0])
     each = [sample_calls(model, mapped(lambda t, i=i: t[i : i + 1], x), output) for i in range(n)]
-    samples, calls = [s for s, _ in each], [list(c) for c in zip(*(c for _, c in each), strict=True)]
+    samples, calls = (
+        [s for s, _ in each],
+        [list(c) for c in zip(*(c for _, c in each), strict=True)],
+    )
     layers = [Layer(row, calls, samples, names, trained) for row in calls]
     return Network(layers, samples, trained, model, [reads_input(row, samples) for row in calls])
 
@@ -257,13 +264,9 @@ def oracle_bounds(
         B = times(np.sqrt(ratios), np.sqrt(first.w)).mean()
         C, D = times(root, np.sqrt(first.w.mean())), times(root, np.sqrt(S))
         with_bias = first.ratios(bias=True)
-        d, T = first.W.shape[1], range(first.T)
+        d = first.W.shape[1]
         invariant = [
             (A.square() * s["x"].square()).sum() for A, s in zip(net.A, net.samples, strict=True)
-        ]
-        scaled = [
-            sum(u[:, t] * torch.einsum("ngo,goi->ngi", J[:, :, t], first.W) for t in T)
-            for u, J in zip(first.u, first.J, strict=True)
         ]
         jensen = r / 2 * np.log(S / r) + r / 2 * np.mean(np.log(with_bias))
         rows |= {
@@ -275,11 +278,7 @@ def oracle_bounds(
             "eq48_bc": Row(B, C, True),
             "eq48_cd": Row(C, D, first.counted),
             "eq44": Row(float(np.mean(invariant)) / d, adaptive, paper),
-            "eq44_shared": Row(
-                float(np.mean([float(s.square().sum()) for s in scaled])) / d,
-                first.adaptive,
-                first.leaf,
-            ),
+            "eq44_shared": eq44_shared(first),
             "log_volume": Row(
                 float(np.mean([log_volume(A, dtype) for A in net.A])),
                 np.inf if np.isnan(jensen) else float(jensen),
@@ -295,9 +294,7 @@ def oracle_bounds(
     paper = judged(dense and leaf, *(q.bypass for q in layers))
     nmls = sum(float(np.mean([sigma(a)[0] for a in q.A])) for q in layers)
     through = sum(float(np.mean([sigma(b)[0] for b in q.B])) for q in layers)
-    gaps = [
-        sigma(a)[0] - sigma(a - b)[0] for q in layers for a, b in zip(q.A, q.B, strict=True)
-    ]
+    gaps = [sigma(a)[0] - sigma(a - b)[0] for q in layers for a, b in zip(q.A, q.B, strict=True)]
     ranks = {min(q.A[0].shape) for q in layers}
     volumes = [log_mean([log_volume(a, dtype) for a in q.A]) for q in layers]
     if len(ranks) == 1:
@@ -315,11 +312,9 @@ def oracle_bounds(
         "eq12": Row(nmls, eq12(layers, S, False), paper),
         "eq12_bias": Row(nmls, eq12(layers, S, True), paper),
         "eq12_untied": Row(through, times(np.sqrt(cheap.sum(0).mean()), np.sqrt(untied)), True),
-        "eq12_untied, exact": Row(
-            through, times(np.sqrt(exact.sum(0).mean()), np.sqrt(untied)), True
-        ),
+        "eq12_untied, exact": Row(through, np.sqrt(exact.sum(0).mean() * untied), True),
         "eq12_tied_rank": tied_row(through, layers, S, leaf, dtype),
-        "eq17": Row(sum(gaps) / n, eq12(layers, S, False), dense and leaf),
+        "eq17": Row(sum(gaps) / n, eq12(layers, S, False), dense and leaf, scale=1e-3 * nmls),
         "eq35": Row(
             sum(
                 b * float(np.mean([sigma(a)[0] for a in q.A]))
@@ -335,6 +330,17 @@ def oracle_bounds(
         lhs = float(np.mean(top)) - last.norm
         rows["eq17_telescoped"] = Row(lhs, eq12(inner, S, False), theorem)
     return rows
+
+
+def eq44_shared(first: Layer) -> Row:
+    """(1/d) mean_i Σ_j ‖Σ_p u_pj (J_p W)_j‖²; terms that cancel leave eps², hence the scale."""
+    plain = size = 0.0
+    for u, J in zip(first.u, first.J, strict=True):
+        terms = u * torch.einsum("ngto,goi->ngti", J, first.W)
+        plain += float(terms.sum(2).square().sum()) / len(first.u)
+        size += float(terms.abs().sum(2).square().sum()) / len(first.u)
+    d = first.W.shape[1]
+    return Row(plain / d, first.adaptive, first.leaf, scale=1e-18 * size)
 
 
 def eq12(layers: list[Layer], S: float, bias: bool) -> float:
@@ -358,17 +364,18 @@ def untied_energy(q: Layer, i: int) -> float:
 def untied_constant(q: Layer, i: int, exact: bool) -> float:
     """‖D⁻¹C‖₂, or its cheap bound."""
     D = q.scale(i)
-    if float(D.min()) == 0:
-        return np.inf
     if not exact:
-        return float(np.sqrt(q.kappa)) * q.kernel / float(D.min())
-    return float(sigma(q.C / D.repeat_interleave(q.W.shape[1], 1).reshape(-1, 1))[0])
+        return float(bound(np.sqrt(q.kappa) * q.kernel, float(D.min())))
+    rows = D.repeat_interleave(q.W.shape[1], 1).reshape(-1, 1)
+    if float(D.min()) == 0:  # 0/0 where a patch lies in the padding or a group has no weights
+        return np.inf if ((rows == 0) & q.C.any(1, keepdim=True)).any() else np.nan
+    return float(sigma(q.C / rows)[0])
 
 
 def tied_row(lhs: float, layers: list[Layer], S: float, leaf: bool, dtype: torch.dtype) -> Row:
     """Theory 4.2. What eps of the largest singular value is to the smallest is rounding."""
     each = [[q.smallest(i, dtype) for i in range(len(q.calls))] for q in layers]
-    squares = [divide(sigma(q.C)[0], s) ** 2 for q, s in zip(layers, each, strict=True)]
+    squares = [bound(sigma(q.C)[0], s) ** 2 for q, s in zip(layers, each, strict=True)]
     rhs = times(np.sqrt(np.sum(squares, 0).mean()), np.sqrt(S))
     largest = [[float(torch.linalg.svdvals(u).max()) + 1 for u in q.u] for q in layers]
     return Row(lhs, rhs, leaf, scale=1e-4 * rhs * float(np.max(divide(largest, each))))
@@ -383,7 +390,7 @@ def is_chain(net: Network) -> bool:
     for c in layers[-1].calls:
         if not torch.equal(c.values["dz"].reshape(size, -1), torch.eye(size).double()):
             return False
-    for q, after in zip(layers[:-1], layers[1:], strict=True):
+    for q, after in pairwise(layers):
         for a, b, c in zip(q.A, q.B, after.A, strict=True):
             if a.shape != c.shape or gap(c, a - b) > OTHER:
                 return False
@@ -438,12 +445,13 @@ def sigma(A: Tensor) -> np.ndarray:
 def log_volume(A: Tensor, dtype: torch.dtype) -> float:
     """Σ log σ over min(N, M) singular values; -inf where one counts as zero.
 
-    NaN where rounding decides that, or more than five digits of the smallest.
+    NaN where rounding decides that, or more than five digits of the smallest, or its square is 0.
     """
     s = sigma(A)
     if s[-1] == 0:
         return -np.inf
-    return np.nan if s[-1] < 1e4 * EPS[dtype] * max(A.shape) * s[0] else float(np.log(s).sum())
+    known = s[-1] >= 1e4 * EPS[dtype] * max(A.shape) * s[0] and s[-1] > UNDERFLOW
+    return float(np.log(s).sum()) if known else np.nan
 
 
 def spread(matrices: list[Tensor]) -> float:
@@ -476,6 +484,11 @@ def divide(a: Any, b: Any) -> Any:
     return np.asarray(a, dtype=float) / np.asarray(b, dtype=float)
 
 
+def bound(norm: float, size: Any) -> Any:
+    """A norm over a size; inf where the size is 0, unless the norm is, too."""
+    return divide(norm, size) if norm > 0 else 0.0 * np.asarray(size)
+
+
 def times(a: Any, b: Any) -> Any:
     """The product; 0 times inf is inf, for nothing is known then."""
     found = np.asarray(a) * np.asarray(b)
@@ -485,7 +498,9 @@ def times(a: Any, b: Any) -> Any:
 
 def log_sum(values: list[float]) -> float:
     top = float(np.max(values))
-    return top if not np.isfinite(top) else float(top + np.log(sum(np.exp(v - top) for v in values)))
+    return (
+        top if not np.isfinite(top) else float(top + np.log(sum(np.exp(v - top) for v in values)))
+    )
 
 
 def log_mean(values: Any) -> float:

@@ -1,6 +1,6 @@
 """The inequalities: every theorem holds, both sides are the oracle's, every verdict is earned.
 
-2,600 random networks in a normal run. More, or others, by command:
+2,080 random networks in a normal run. More, or others, by command:
 
     FLATLENS_NETWORKS=10000 python -m pytest tests/test_bounds.py -k random -n 2
 """
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle_bounds import Row, minimum, oracle_bounds
+from oracle_bounds import UNDERFLOW, Row, full, minimum, oracle_bounds
 from random_networks import FAMILIES, random_network, tokens
 from torch import nn
 from torch.nn.utils import parametrizations
@@ -28,7 +28,7 @@ from flatlens.probes import Probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch about even kernels
 
-NETWORKS = int(os.environ.get("FLATLENS_NETWORKS", 200 * len(FAMILIES)))
+NETWORKS = int(os.environ.get("FLATLENS_NETWORKS", 160 * len(FAMILIES)))
 CHUNK = 52  # four of each family
 NAMES = [
     *("eq6", "eq8", "eq9", "eq10", "eq11", "eq11_bias", "eq48_ab", "eq48_bc", "eq48_cd"),
@@ -38,7 +38,6 @@ NAMES = [
 PAPER_FIRST = ["eq6", "eq9", "eq11", "eq11_bias", "eq48_ab", "eq44", "log_volume"]
 PAPER_ALL = ["eq10", "eq12", "eq12_bias", "eq35"]
 ALWAYS = ["eq8", "eq48_bc", "eq12_untied"]
-UNDERFLOW = 1e-150  # the square of this is zero
 
 
 @pytest.fixture(autouse=True)
@@ -54,24 +53,33 @@ def bounds(model: nn.Module, x: torch.Tensor, **options) -> inequalities.Bounds:
     return fl.bounds(fl.probe(model, x, **options))
 
 
-def probed(case: Case) -> Probe:
-    return fl.probe(case.model, case.x, output=case.output, exact_untied=True)
-
-
-def broken(p: Probe) -> list[str]:
-    """The theorems that fail: there must be none."""
-    rows = [*fl.bounds(p), fl.bounds(p, exact=True)["eq12_untied"]]
-    return [f"{b.name}: {b}" for b in rows if b.verdict == "theorem" and not b.holds]
-
-
-def differences(p: Probe, case: Case, finds_first: bool = True) -> list[str]:
-    """Where a side or a verdict is not the oracle's."""
-    truth = oracle_bounds(case.model, case.x, case.output)
-    found = []
-    for b in fl.bounds(p):
-        found += compared(b, truth.get(b.name), 1e-8, finds_first)
+def rows(p: Probe) -> dict[str, inequalities.Inequality]:
+    """All rows by name, and the untied one with its exact norms."""
     exact = fl.bounds(p, exact=True)["eq12_untied"]
-    return found + compared(exact, truth["eq12_untied, exact"], 1e-6)  # an iteration's upper end
+    return {**{b.name: b for b in fl.bounds(p)}, "eq12_untied, exact": exact}
+
+
+def broken(case: Case) -> list[str]:
+    """The theorems that fail: there must be none."""
+    p = fl.probe(case.model, case.x, output=case.output, exact_untied=True)
+    return [str(b) for b in rows(p).values() if b.verdict == "theorem" and not b.holds]
+
+
+def complaints(case: Case, finds_first: bool = True) -> list[str]:
+    """The theorems that fail, and where a side or a verdict is not the oracle's."""
+    p = fl.probe(case.model, case.x, output=case.output, exact_untied=True)
+    truth = oracle_bounds(case.model, case.x, case.output)
+    iterated = any(q.norms.slack > 0 for q in p.layers)  # and the norm at its upper end
+    found, all_rows = [], rows(p)
+    for name, b in all_rows.items():
+        if b.verdict == "theorem" and not b.holds:
+            found.append(f"fails: {b}")
+        rtol = 1e-6 if iterated or "exact" in name else 1e-8
+        found += compared(b, truth.get(name), rtol, finds_first)
+    cheap, exact = (all_rows[name].rhs for name in ("eq12_untied", "eq12_untied, exact"))
+    if np.isfinite(exact) and exact > cheap * (1 + 1e-6):
+        found.append("the exact norms are not sharper")
+    return found
 
 
 def compared(
@@ -104,7 +112,7 @@ def compared(
 # -- random networks -----------------------------------------------------------
 
 
-def complaints(check, seeds: range) -> str:
+def over(seeds: range, check) -> str:
     """What `check` finds in the networks of these seeds, errors too, one line each."""
     found = []
     for seed in seeds:
@@ -119,19 +127,24 @@ def complaints(check, seeds: range) -> str:
 
 @pytest.mark.parametrize("start", range(0, NETWORKS, CHUNK))
 def test_random_networks(start):
-    def check(case, family):
-        p = probed(case)
-        return broken(p) + differences(p, case, finds_first=family is not tokens)
-
-    assert not (found := complaints(check, range(start, min(start + CHUNK, NETWORKS)))), found
+    seeds = range(start, min(start + CHUNK, NETWORKS))
+    found = over(seeds, lambda case, family: complaints(case, family is not tokens))
+    assert not found, found
 
 
 @pytest.mark.parametrize("start", range(0, 20 * len(FAMILIES), CHUNK))
 def test_random_networks_in_float32(start):
-    def check(case, family):
-        return broken(probed(case.float32()))
+    found = over(range(start, start + CHUNK), lambda case, family: broken(case.float32()))
+    assert not found, found
 
-    assert not (found := complaints(check, range(start, start + CHUNK))), found
+
+@pytest.mark.parametrize("shift", [-20.0, -40.0, -45.0, -60.0, -80.0])
+def test_float32_gradients_whose_squares_are_no_float32(shift):
+    """A saturated sigmoid: gradients of 1e-20 are ordinary numbers, their squares underflow."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2), nn.Sigmoid())
+    nn.init.constant_(net[2].bias, shift)
+    assert not broken(Case(net, torch.randn(4, 3)).float32())
 
 
 def test_a_seed_is_a_network():
@@ -146,13 +159,13 @@ def test_a_seed_is_a_network():
 def test_random_networks_earn_every_verdict():
     """No row is a theorem, or an observation, for want of networks."""
     seen = {name: set() for name in NAMES}
-    for seed in range(30 * len(FAMILIES)):
+    for seed in range(12 * len(FAMILIES)):
         case = random_network(seed)
         for b in bounds(case.model, case.x):
             seen[b.name].add(b.verdict)
     for name in NAMES:
         assert "theorem" in seen[name], name
-        assert "observation" in seen[name] or name in ALWAYS, name
+        assert "observation" in seen[name] or name in (*ALWAYS, "eq17_telescoped"), name
     assert "not applicable" in seen["eq11"] & seen["eq17_telescoped"] & seen["eq37"]
 
 
@@ -174,11 +187,32 @@ def test_all_rows_are_there_in_order():
 @pytest.mark.parametrize("name", ZOO)
 def test_zoo(name):
     case = ZOO[name]()
-    p = probed(case)
-    assert not broken(p)
     moved = any(word in name for word in ("time", "attention", "transformer", "boolean_mask"))
-    found = [] if name in SECOND_DERIVATIVES else differences(p, case, not moved)
+    found = broken(case) if name in SECOND_DERIVATIVES else complaints(case, not moved)
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("name", ["plain_mlp", "lenet", "zero_sample", "tied_linear_linear"])
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_chunks_change_no_bound(name, chunk):
+    case = ZOO[name]()
+    for whole, b in zip(
+        bounds(case.model, case.x), bounds(case.model, case.x, chunk=chunk), strict=True
+    ):
+        assert (b.verdict, b.why) == (whole.verdict, whole.why)
+        np.testing.assert_allclose((b.lhs, b.rhs), (whole.lhs, whole.rhs), rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", sorted(set(ZOO) - SECOND_DERIVATIVES))
+def test_the_oracle_agrees_with_itself(name):
+    """B = J C and ∂f/∂W = Σ_p J_p u_pᵀ, whatever the layer."""
+    case = ZOO[name]()
+    for q in full(case.model, case.x, case.output).layers:
+        for call, u, J, B in zip(q.calls, q.u, q.J, q.B, strict=True):
+            torch.testing.assert_close(J.flatten(1) @ q.C, B, rtol=1e-9, atol=1e-12)
+            grad = torch.einsum("ngto,gti->ngio" if q.transposed else "ngto,gti->ngoi", J, u)
+            want = call.values["dweight"].reshape(grad.shape)
+            torch.testing.assert_close(grad, want, rtol=1e-9, atol=1e-12)
 
 
 # -- counterexamples: the paper's inequality fails, ours holds -----------------
@@ -213,7 +247,7 @@ def test_tokens_that_cancel():
         assert m.layers["sharing_ratio"][0] < 1e-30
 
 
-def worst(build, name: str, seeds: int = 40) -> inequalities.Bounds:
+def worst(build, name: str, seeds: int = 10) -> inequalities.Bounds:
     """Of some seeds the network that violates an inequality most."""
     found = []
     for seed in range(seeds):
@@ -271,7 +305,7 @@ def test_eq44_with_shared_weights():
         net = Net(lambda s, x: s.a(x).mean(1), a=nn.Linear(2, 1, bias=False))
         return net, torch.randn(1, 6, 2)
 
-    found = worst(build, "eq44", seeds=200)
+    found = worst(build, "eq44", seeds=20)
     fails(found["eq44"], "a shares its weights over 6 positions")
     assert found["eq44"].slack < 1 / 80
     proven(found["eq44_shared"])
@@ -677,9 +711,9 @@ def test_telescoped_chain_whose_input_is_read_beside():
     net = Net(run, a=nn.Linear(1, 1, bias=False), out=frozen(nn.Linear(1, 1, bias=False)))
     for p in net.parameters():
         nn.init.ones_(p)
-    row = bounds(net, torch.ones(1, 1))["eq17_telescoped"]
-    assert row.lhs > row.rhs
-    assert row.verdict != "theorem"
+    found = bounds(net, torch.ones(1, 1))
+    assert found["eq17_telescoped"].verdict != "theorem"
+    fails(found["eq11"], "the network's input is also read beside a")
 
 
 # -- Eq. 36 --------------------------------------------------------------------
@@ -765,7 +799,7 @@ def test_a_forgotten_condition_is_caught(monkeypatch, condition):
     paper = tuple(forgotten if c is known else c for c in inequalities.PAPER)
     monkeypatch.setattr(inequalities, condition, forgotten)
     monkeypatch.setattr(inequalities, "PAPER", paper)
-    assert any(broken(probed(random_network(seed))) for seed in range(5 * len(FAMILIES)))
+    assert any(broken(random_network(seed)) for seed in range(5 * len(FAMILIES)))
 
 
 def test_a_forgotten_reader_of_the_input_is_caught(monkeypatch):
@@ -773,7 +807,7 @@ def test_a_forgotten_reader_of_the_input_is_caught(monkeypatch):
         return next((why for c in conditions if (why := c(self.p, self.first))), None)
 
     monkeypatch.setattr(inequalities.Rows, "first_reason", first_reason)
-    assert any(broken(probed(random_network(seed))) for seed in range(5 * len(FAMILIES)))
+    assert any(broken(random_network(seed)) for seed in range(5 * len(FAMILIES)))
 
 
 def test_a_side_that_is_off_is_caught():

@@ -94,8 +94,10 @@ def why_not_dense(p: Probe, layer: LayerProbe) -> str | None:
         return f"{layer.name} shares its weights over {layer.positions} positions"
     if layer.groups > 1:
         return f"{layer.name} has {layer.groups} groups that each read a part of its input"
-    if (layer.patch_min < layer.x_norm**2 * (1 - 1e-4)).any():
+    if layer.fewest == 0:
         return f"{layer.name} does not read all of its input"
+    if layer.kappa > 1:
+        return f"{layer.name} reads an entry of its input {layer.kappa} times"
     return None
 
 
@@ -122,10 +124,14 @@ def why_not_leaf(p: Probe, layer: LayerProbe) -> str | None:
 
 def why_bypassed(p: Probe, layer: LayerProbe) -> str | None:
     """Why A is not B: something beside the layer reads its input, or None."""
-    limit = 1e-8 if p.dtype == torch.float64 else 1e-5
-    if layer.bypass.max() > limit:
+    if layer.bypass.max() > certificate(p):
         return f"{layer.name}: its input is also read elsewhere (a skip or another branch)"
     return None
+
+
+def certificate(p: Probe) -> float:
+    """What may pass for zero, well below the tolerance of a comparison: no theorem fails by it."""
+    return 1e-10 if p.dtype == torch.float64 else 1e-5
 
 
 def _path(p: Probe, name: str | None) -> str:
@@ -176,9 +182,7 @@ class Rows:
         """The first condition that the first layer breaks."""
         assert self.first is not None
         p, first = self.p, self.first
-        if first.singular.shape != p.input.singular.shape or not np.allclose(
-            first.singular, p.input.singular, rtol=1e-5, atol=1e-12
-        ):
+        if first.beside.max() > certificate(p):
             return f"the network's input is also read beside {first.name}"
         return next((why for c in conditions if (why := c(p, first))), None)
 
@@ -230,9 +234,7 @@ class Rows:
 
     def ratio(self, layer: LayerProbe, bias: bool) -> Array:
         """(||W_l|| / x_il)^2 per sample, with x_il^2 + 1 where a bias counts."""
-        size = layer.x_norm**2 + (bias and layer.bias_counts)
-        with np.errstate(divide="ignore"):
-            return _upper(layer) ** 2 / size
+        return _divided(_upper(layer) ** 2, layer.x_norm**2 + (bias and layer.bias_counts))
 
     def zeros(self, layers: list[LayerProbe], bias: bool, why: str) -> str:
         """Say what made a right-hand side infinite."""
@@ -263,14 +265,15 @@ class Rows:
         """log of (1/n) sqrt(sum ratios^r) (nS/r)^(r/2), ratios = (||W||/x)^2 over all terms."""
         n = self.p.n
         total = log_mean_exp(r * _log(ratios)) + np.log(len(ratios))
-        return float(-np.log(n) + total / 2 + r / 2 * _log(n * self.S / r))
+        with np.errstate(invalid="ignore"):
+            return _no_nan(float(-np.log(n) + total / 2 + r / 2 * _log(n * self.S / r)))
 
     def eq9(self) -> Inequality:
         name, equation = "eq9", "Eq. 9"
         if self.first is None:
             return self.no_first(name, equation)
         s = self.p.input.singular
-        rhs = _no_nan(self._log_eq9(self.ratio(self.first, False), s.shape[1]))
+        rhs = self._log_eq9(self.ratio(self.first, False), s.shape[1])
         why = self.zeros([self.first], False, DENSE_FIRST)
         lhs = log_mean_exp(log_products(s))
         return self.log_row(name, equation, lhs, rhs, self.first_reason(*PAPER), why)
@@ -286,7 +289,7 @@ class Rows:
             each = zip(ratios, layers, strict=True)
             rhs = log_sum_exp([self._log_eq9(a, q.singular.shape[1]) for a, q in each])
         why = self.zeros(layers, False, DENSE_ALL)
-        return self.log_row("eq10", "Eq. 10", lhs, _no_nan(rhs), self.all_reason(*PAPER), why)
+        return self.log_row("eq10", "Eq. 10", lhs, rhs, self.all_reason(*PAPER), why)
 
     def eq11(self, name: str, equation: str, bias: bool) -> Inequality:
         if self.first is None:
@@ -335,8 +338,7 @@ class Rows:
             if self.exact and q.untied_norm is not None:
                 k2.append(q.untied_norm**2)
                 continue
-            with np.errstate(divide="ignore"):
-                k2.append(q.kappa * kernel**2 / size)
+            k2.append(_divided(q.kappa * kernel**2, size))
         rhs = _product(np.sqrt(np.mean(np.sum(k2, axis=0))), np.sqrt(sharpness_untied(self.p)))
         why = "weights counted once per position"
         if np.isinf(rhs):
@@ -352,8 +354,7 @@ class Rows:
         for q in self.p.layers:
             # J stands before the overlapping sum of a transposed convolution: its C is the kernel.
             norm = q.norms.kernel if "transpose" in q.kind else q.norms.operator
-            with np.errstate(divide="ignore"):
-                terms.append((norm * (1 + q.norms.slack) / q.patch_rank) ** 2)
+            terms.append(_divided((norm * (1 + q.norms.slack)) ** 2, q.patch_rank**2))
         rhs = _product(np.sqrt(np.mean(np.sum(terms, axis=0))), np.sqrt(self.S))
         why = "every weight is a parameter used once; patches determine the positions"
         for q in self.p.layers:
@@ -374,7 +375,7 @@ class Rows:
     def eq17_telescoped(self) -> Inequality:
         name, equation = "eq17_telescoped", "Eq. 17, telescoped"
         *inner, last = self.p.layers
-        limit = 1e-8 if self.p.dtype == torch.float64 else 1e-4
+        limit = certificate(self.p)
         if not inner or self.first is not inner[0]:
             return self.missing(name, equation, "the network is no chain that starts at its input")
         for q in inner:
@@ -384,7 +385,7 @@ class Rows:
                 )
         if not last.is_output or last.positions > 1:
             return self.missing(name, equation, f"{last.name} is no linear last layer")
-        reason = next(
+        reason = self.first_reason() or next(
             (w for q in inner for c in (why_not_dense, why_not_leaf) if (w := c(self.p, q))), None
         )
         why = self.zeros(inner, False, "a chain of identity skips with a linear last layer")
@@ -403,11 +404,14 @@ class Rows:
         if self.first is None:
             return self.no_first(name, equation)
         if extra is None or extra.curvature is None or extra.crossed is None:
-            why = why_not_dense(self.p, self.first) or f"the input of {self.first.name} is too wide"
+            flat = self.first.kind == "linear"
+            why = why_not_dense(self.p, self.first) or (
+                f"the input of {self.first.name} is too wide"
+                if flat
+                else f"{self.first.name} is a convolution: its columns are no input entries"
+            )
             return self.missing(name, equation, why)
-        # In the precision of the network: any scales give a valid bound, and this row is dear.
-        single = np.float64 if self.p.dtype == torch.float64 else np.float32
-        found = minimise(extra.curvature.astype(single), extra.weight[0].astype(single))
+        found = minimise(extra.curvature, extra.weight[0])
         t2 = found.column  # sigma'^2; columns without weight and curvature have dropped out
         inverse = np.divide(1.0, t2, out=np.zeros_like(t2), where=t2 > 0)
         crossed = torch.from_numpy(extra.crossed) @ torch.from_numpy(t2)
@@ -438,11 +442,12 @@ class Rows:
         s = self.p.input.singular
         r = s.shape[1]
         logs = _log(self.ratio(self.first, True)) / 2
-        rhs = r / 2 * float(_log(self.S / r)) + r * float(logs.mean())
+        with np.errstate(invalid="ignore"):
+            rhs = _no_nan(r / 2 * float(_log(self.S / r)) + r * float(logs.mean()))
         lhs = float(log_products(s).mean())
         reason = self.first_reason(*PAPER)
         why = self.zeros([self.first], True, DENSE_FIRST)
-        return self.log_row(name, equation, lhs, _no_nan(rhs), reason, why, plain=False)
+        return self.log_row(name, equation, lhs, rhs, reason, why, plain=False)
 
 
 DENSE_FIRST = "the first layer has one position, a trainable weight used once, and no bypass"
@@ -475,6 +480,12 @@ def layer_bounds(p: Probe, layer: LayerProbe) -> dict[str, Any]:
 def _upper(layer: LayerProbe) -> float:
     """The chosen norm at its certified upper end."""
     return layer.norm * (1 + layer.norms.slack)
+
+
+def _divided(norm2: float, size2: Array) -> Array:
+    """A squared norm over squared sizes: inf where only the size is 0, 0 where the norm is."""
+    with np.errstate(divide="ignore"):
+        return norm2 / size2 if norm2 > 0 else np.zeros_like(size2)
 
 
 def _product(a: float, b: float) -> float:

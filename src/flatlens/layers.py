@@ -184,6 +184,11 @@ class Positions:
                 g = self._batched(grad).flatten(2).unsqueeze(1)
                 self.fold[:, v] = self._samples(g).sum(-1).squeeze(1)
 
+    def widen(self) -> None:
+        """Go on in float64."""
+        self.rows, self.u, self.W = self.rows.double(), self.u.double(), self.W.double()
+        self.fold = None if self.fold is None else self.fold.double()
+
     @property
     def J(self) -> Float[Tensor, "b g No T"]:
         """All rows as one matrix per sample and group."""
@@ -221,6 +226,11 @@ class Positions:
         if bool(poor.any()):
             s[poor] = torch.linalg.svdvals(U[poor])[..., -1]
         s = torch.where(s < rank_tolerance(self.u.dtype, *U.shape[-2:]) * top, 0.0, s)
+        # It divides a bound: what rounding may have added is taken off.
+        rounding = 4 * rank_tolerance(torch.float64, *U.shape[-2:]) * top
+        s = torch.where(s > 0, s - torch.where(poor, rounding, rounding * top / s), 0.0).clamp(
+            min=0
+        )
         return s.amin(1)
 
     def _format(self, t: Tensor, is_input: bool) -> Float[Tensor, "b g f T"]:
@@ -254,22 +264,22 @@ def _columns(t: Float[Tensor, "b g f T"]) -> Float[Tensor, "b g T"]:
     return torch.cat([(ones @ part.square()).squeeze(2) for part in blocks]).double()
 
 
-def occurrences(layer: LinearMap) -> int:
-    """kappa: how often one entry of the input occurs over all patches, at most.
+def occurrences(layer: LinearMap) -> tuple[int, int]:
+    """How often one entry of the input occurs over all patches: at least, and at most (kappa).
 
     Counted, so that stride, dilation and every padding mode are right: the derivative of the sum of
     all patches by an entry is the number of patches it is in.
     """
     geometry = layer.geometry
     if geometry is None or geometry.transposed:
-        return 1
+        return 1, 1
     kernel = tuple(layer.weight.shape[2:])
     image = layer.in_shape[-len(kernel) - 1 :]
     with torch.enable_grad():
         x = torch.zeros(1, *image, device=layer.weight.device, requires_grad=True)
         total = patches(x, kernel, geometry, tuple(layer.out_shape[-len(kernel) :])).sum()
         counts = torch.autograd.grad(total, x)[0]
-    return round(float(counts.max()))
+    return round(float(counts.min())), round(float(counts.max()))
 
 
 class WeightSums(NamedTuple):
@@ -311,6 +321,7 @@ def weight_gradient(calls: list[Positions], invariant: bool = False) -> WeightSu
         J = [c.J[s : s + block] for c in calls]
         u = [c.u[s : s + block] for c in calls]
         joined = (J[0], u[0]) if len(calls) == 1 else (torch.cat(J, -1), torch.cat(u, -1))
+        W = W.to(joined[0].dtype)  # a call may have gone over to float64
         parts.append(route(*joined, W, invariant))
     return WeightSums(*(torch.cat(found) for found in zip(*parts, strict=True)))
 

@@ -207,7 +207,7 @@ def adaptive_sharpness(p: Probe) -> Float[Array, " n"]:
 
 def harmonic_norm(layer: LayerProbe) -> float:
     """xbar_l = (mean_i 1/||x_i^l||^2)^(-1/2), Eq. 34; 0 where some input is zero."""
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         return float(np.mean(layer.x_norm**-2.0) ** -0.5)
 
 

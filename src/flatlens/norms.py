@@ -11,7 +11,7 @@ bound. (That the pair is the top one is as sure as that a random start has a com
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flatlens.capture import CONVS, LinearMap, flat_pads
-from flatlens.layers import Positions
+from flatlens.layers import Positions, occurrences
 
 EXACT_SIZE = 64  # operators with a side up to this are decomposed exactly
 MAX_STEPS = 400
@@ -81,15 +81,17 @@ def convolution_norm(layer: LinearMap) -> Norm:
 
 def untied_norms(positions: Positions) -> Float[Tensor, " b"]:
     """||D^-1 C||_2 of each sample (upper end), D = diag_p sqrt(||u_p||^2 + 1), theory 4.1."""
-    layer = positions.map
+    layer = replace(positions.map, weight=positions.map.weight.detach().double())
     D = (positions.u.double().square().sum(2) + positions.bias_per_position).sqrt()  # [b, g, T]
     if layer.geometry is None or layer.geometry.transposed:  # block-diagonal over positions
-        norm = max(matrix_norm(w) for w in layer.matrix)
-        return norm.value * (1 + norm.slack) / D.amin((1, 2))
+        each = [matrix_norm(w) for w in layer.matrix]
+        ends = D.new_tensor([n.value * (1 + n.slack) for n in each])
+        return torch.where(ends > 0, ends / D.amin(2), 0.0).amax(1)
     found = []
+    nothing = not bool(layer.weight.any()) or occurrences(layer)[1] == 0  # C = 0
     for d in D:
-        if bool((d == 0).any()):
-            found.append(torch.inf)
+        if nothing or bool((d == 0).any()):
+            found.append(0.0 if nothing else torch.inf)
             continue
         # [g, T] -> [k, g, o, space]: every output channel of a group has the same scale
         images = d.unflatten(1, (-1, layer.out_shape[-len(layer.geometry.stride) :].numel()))
@@ -172,13 +174,14 @@ def lanczos_norm(gram: Callable[[Tensor], Tensor], like: Tensor) -> Norm:
         for _ in range(2):  # once leaves rounding that grows from step to step
             w = w - (basis[:step] @ w) @ basis[:step]
         beta = w.norm()
-        if step % CHECK_EVERY == 0 or step == last or step == 1:
+        # Where nothing is left the basis spans an invariant space, and the next vector is 0 / 0.
+        if step % CHECK_EVERY == 0 or step in (1, last) or not float(beta) > 0:
             value, residual = _ritz(diagonal, beside, beta)
             if value <= 0.0:
                 return Norm(0.0)
             # r / 2 theta^2 is the relative width in ||C||; rounding adds its own.
             slack = residual / (2 * value) + 4 * torch.finfo(like.dtype).eps
-            if slack <= tolerance or step == last:
+            if slack <= tolerance or step == last or not float(beta) > 0:
                 break
         beside.append(beta)
         basis[step] = w / beta

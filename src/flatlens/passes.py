@@ -376,11 +376,13 @@ class Run:
         norms = self.norms.get(key) or weight_norms(layer)
         self.norms[key] = norms  # a module called again on the same size costs nothing
         groups, d_out, d_in = layer.matrix.shape
+        fewest, most = occurrences(layer)
         if "bypass" not in arrays:  # A is B
             zeros = np.zeros(self.n)
             arrays |= {"bypass": zeros, "gap_norm": zeros, "chain": zeros + np.inf}
             arrays["singular_through"] = arrays["singular"]
             arrays["rank_through"] = arrays["rank"]
+        arrays.setdefault("beside", np.zeros(self.n))
         return LayerProbe(
             name=name,
             kind=layer.kind,
@@ -396,7 +398,8 @@ class Run:
             reads_input=all(p.reads_input for p in parts),
             norms=norms,
             norm=getattr(norms, weight_norm),
-            kappa=occurrences(layer),
+            kappa=most,
+            fewest=fewest,
             is_output=all(p.is_output for p in parts),
             **arrays,
         )

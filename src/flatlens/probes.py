@@ -60,6 +60,8 @@ class LayerProbe:
     untied_bias: Float[Array, " n"]  # sum_p ||J_p||_F^2
     adaptive: Float[Array, " n"]  # sum W^2 (df/dW)^2
     kappa: int  # how often one input entry occurs over all patches, at most
+    fewest: int  # the same, at least
+    beside: Float[Array, " n"]  # if x^l is the input: what of df/dx is not A, relative
     is_output: bool  # what the layer gives is the network's output, up to a reshape
     chain: Float[Array, " n"]  # ||A - B - A of the next layer||_F, relative; inf where unlike
     patch_rank: Float[Array, " n"]  # smallest singular value of [U, 1] over positions, or 0

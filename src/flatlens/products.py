@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import CheckpointError
@@ -18,6 +19,7 @@ from flatlens.norms import untied_norms
 from flatlens.spectra import singular_values, spectral_norm
 
 WIDEST_CROSSED = 4096  # Eq. 37 needs a matrix of (input entries)^2; beyond this it is left out
+TINY = 1e-8  # below this a derivative is squared in float64: in float32 its square may vanish
 Key = tuple[str | int, ...]  # ("layer", 2, "singular"), ("parameter", "fc.weight", "grad"), ...
 Share = tuple[Tensor, Tensor]  # ||df/dp||_F^2 and sum p^2 (df/dp)^2, per sample
 
@@ -121,25 +123,33 @@ class Products:
         self.total: list[int] = []
         self.through: list[int] = []
         self.reads_input: list[bool] = []
+        self.beside_input: list[bool] = []
+        self.below: list[int] = []  # the input that x^l is a reshape of, or -1
         for call, positions in zip(self.calls, self.positions, strict=True):
             entries = call.x.numel() // self.B
-            edge, alone, reads = self._total(call)
+            edge, alone, reads, beside, below = self._total(call)
             self.total.append(self._collect(edge, positions.layout, entries))
             self.through.append(
                 self.total[-1] if alone else self._collect(call.through, positions.layout, entries)
             )
             self.reads_input.append(reads)
+            self.beside_input.append(beside)
+            self.below.append(below)
 
-    def _total(self, call: Call) -> tuple[GradientEdge, bool, bool]:
-        """(edge of A, whether A = B for nobody else reads x^l, whether x^l is the input)."""
+    def _total(self, call: Call) -> tuple[GradientEdge, bool, bool, bool, int]:
+        """The edge of A, and: is A = B for nobody else reads x^l? is x^l the network's input? does
+        something read the input beside the reshape that is x^l? which of the inputs is it?"""
         if call.total is None:
-            return call.through, True, False
+            return call.through, True, False, False, -1
         alone = self.graph.alone(call.total)
-        below, alone_below = self.graph.unviewed(call.total)
-        reads = self._index.get((below.node, below.output_nr), -1) in self.inputs
-        if reads and alone and alone_below:
-            return below, True, True
-        return call.total, alone, reads
+        edge, alone_below = self.graph.unviewed(call.total)
+        below = self._index.get((edge.node, edge.output_nr), -1)
+        if below not in self.inputs:
+            return call.total, alone, False, False, -1
+        beside = not alone_below or len(self.inputs) > 1
+        if alone and alone_below:
+            return edge, True, True, beside, below
+        return call.total, alone, True, beside, below
 
     def _plan_parameters(self) -> None:
         """Each trainable parameter's path; what is not fully seen goes the slow way."""
@@ -190,6 +200,13 @@ class Products:
         rows = self._rows()
         columns: dict[Key, Tensor] = {("output",): self.f.detach()}
         columns |= {("input", k): v for k, v in self._input(rows).items()}
+        spectra = [
+            self.input_spectrum if [k] == self.inputs else singular_values(rows[k])
+            for k in self.total
+        ]
+        for positions, (singular, _) in zip(self.positions, spectra, strict=True):
+            if self.f.dtype == torch.float32 and bool((singular[:, 0] < TINY).any()):
+                positions.widen()
         bias_rows = [p.bias_rows() if p.map.bias is not None else None for p in self.positions]
         shares = self._rule_shares(rows, bias_rows)
         by_call: dict[int, Share] = {}
@@ -210,7 +227,7 @@ class Products:
         if invariant is not None:
             columns["first", "invariant"] = invariant
         for i in range(len(self.calls)):
-            layer = self._layer(i, rows, by_call.get(i), bias_rows[i], shares)
+            layer = self._layer(i, rows, spectra[i], by_call.get(i), bias_rows[i], shares)
             columns |= {("layer", i, k): v for k, v in layer.items()}
         nothing = self.f.new_zeros(self.B, dtype=torch.float64)
         for name, _ in self.named:
@@ -287,6 +304,7 @@ class Products:
         self,
         i: int,
         rows: dict[int, Tensor],
+        spectrum: tuple[Tensor, Tensor],
         gradient: Share | None,
         bias_rows: Tensor | None,
         shares: dict[str, Share],
@@ -295,15 +313,17 @@ class Products:
         untied, untied_bias, patch_min = positions.energies()
         zeros = torch.zeros_like(untied)
         A, B = rows[self.total[i]], rows[self.through[i]]
-        spectrum = self.input_spectrum if [self.total[i]] == self.inputs else singular_values(A)
         values = {"singular": spectrum[0], "rank": spectrum[1]}
         if A is not B:
             through = singular_values(B)
-            gap, size = (A - B).double(), A.double().flatten(1).norm(dim=1)
-            ratio = gap.flatten(1).norm(dim=1) / size
+            gap = (A - B).double()
             values |= {"singular_through": through[0], "rank_through": through[1]}
-            values |= {"bypass": torch.where(size > 0, ratio, 0.0), "gap_norm": spectral_norm(gap)}
+            values |= {"bypass": relative(gap, A), "gap_norm": spectral_norm(gap)}
             values["chain"] = self._chain(i, rows)
+        if self.beside_input[i]:
+            whole = torch.cat([rows[k] for k in self.inputs], -1)
+            mine = [A if k == self.below[i] else torch.zeros_like(rows[k]) for k in self.inputs]
+            values["beside"] = relative(whole - torch.cat(mine, -1), whole)
         if gradient is None:
             gradient = shares[self.trainable[id(call.map.weight)]]
         bias = call.map.bias
@@ -350,20 +370,25 @@ class Products:
         after = rows[self.total[i + 1]] if i + 1 < len(self.calls) else None
         if after is None or after.shape != A.shape:
             return A.new_full((self.B,), torch.inf, dtype=torch.float64)
-        off = (A - B - after).double().flatten(1).norm(dim=1)
-        size = after.double().flatten(1).norm(dim=1)
-        return torch.where(size > 0, off / size, off)
+        return relative(A - B - after, after)
 
     def _first(self, i: int, rows: dict[int, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """What Eqs. 37 and 44 ask of a dense layer that reads the input (FirstLayerProbe)."""
         positions = self.positions[i]
         sums: dict[str, Tensor] = {}
         u2 = positions.u[:, 0, :, 0].square()
-        invariant = (rows[self.through[i]].square().sum(1) * u2).sum(1)  # J W is B, and u is x^l
+        B2 = rows[self.through[i]].to(u2).square().sum(1)
+        invariant = (B2 * u2).sum(1)  # J W is B, and u is x^l
         if u2.shape[1] <= WIDEST_CROSSED:
             sums["curvature"] = positions.rows[:, 0].square().sum(1).mT @ u2
-            sums["crossed"] = rows[self.total[i]].square().sum(1).mT @ u2
+            sums["crossed"] = rows[self.total[i]].to(u2).square().sum(1).mT @ u2
         return invariant, sums
+
+
+def relative(gap: Tensor, whole: Tensor) -> Float[Tensor, " b"]:
+    """||gap||_F / ||whole||_F of each sample; 0 / 0 is 0, and anything else over 0 is inf."""
+    off, size = (t.double().flatten(1).norm(dim=1) for t in (gap, whole))
+    return torch.where(off > 0, off / size, 0.0)
 
 
 def share(p: Tensor, uses: Sequence[Tensor | None]) -> Share:
@@ -373,6 +398,5 @@ def share(p: Tensor, uses: Sequence[Tensor | None]) -> Share:
     """
     total = sum(u for u in uses if u is not None)
     assert isinstance(total, Tensor)
-    squares = total.square().sum(1)  # over outputs: [b, numel]
-    adaptive = squares @ p.detach().flatten().square()
-    return squares.sum(1, dtype=torch.float64), adaptive.double()
+    squares = total.double().square().sum(1)  # over outputs: [b, numel]
+    return squares.sum(1), squares @ p.detach().double().flatten().square()
