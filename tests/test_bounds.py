@@ -401,6 +401,16 @@ def test_a_weak_skip_is_a_skip(strength):
     assert strength < 1e-8 or found["eq12"].verdict == "observation"
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_weak_skip_in_many_dimensions(dtype):
+    """A volume takes part in it as often as it has factors."""
+    for strength in (1e-12, 9e-11, 9e-9, 9e-6):
+        net = Net(lambda s, x, e=strength: s.a(x) + e * x, a=nn.Linear(64, 64, bias=False))
+        nn.init.eye_(net.a.weight)
+        found = bounds(net.to(dtype), torch.ones(1, 64, dtype=dtype))
+        assert all(b.holds for b in found if b.verdict == "theorem"), strength
+
+
 @pytest.mark.parametrize("strength", [9.0, 1e-6, 5e-9])
 @pytest.mark.parametrize("scale", [1.0, 1e-14])
 def test_an_input_that_is_also_read_beside_a_view_of_it(strength, scale):
