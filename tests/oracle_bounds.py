@@ -142,15 +142,19 @@ class Layer:
         return bound(self.norm**2, self.x**2 + (bias and self.biased))
 
     def smallest(self, i: int, dtype: torch.dtype) -> float:
-        """The T-th singular value of [U, 1] at sample i, the smallest over groups; theory 4.2."""
+        """The T-th singular value of [U, 1] at sample i, the smallest over groups; theory 4.2.
+
+        NaN where rounding decides whether it is zero.
+        """
         found = []
         for U in self.u[i]:
             if self.biased:
                 U = torch.cat([U, torch.ones(self.T, 1, dtype=U.dtype)], 1)
             s = torch.linalg.svdvals(U)
             low = float(s[-1]) if len(s) == self.T else 0.0
-            found.append(0.0 if low < EPS[dtype] * max(U.shape) * float(s[0]) else low)
-        return min(found)
+            unsure = 0 < low < 1e3 * EPS[dtype] * max(U.shape) * float(s[0])
+            found.append(np.nan if unsure else low)
+        return float(np.min(found))
 
 
 @dataclass
@@ -376,9 +380,11 @@ def tied_row(lhs: float, layers: list[Layer], S: float, leaf: bool, dtype: torch
     """Theory 4.2. What eps of the largest singular value is to the smallest is rounding."""
     each = [[q.smallest(i, dtype) for i in range(len(q.calls))] for q in layers]
     squares = [bound(sigma(q.C)[0], s) ** 2 for q, s in zip(layers, each, strict=True)]
-    rhs = times(np.sqrt(np.sum(squares, 0).mean()), np.sqrt(S))
+    total = np.sum(squares, 0).mean()
+    rhs = np.nan if np.isnan(each).any() else times(np.sqrt(total), np.sqrt(S))
     largest = [[float(torch.linalg.svdvals(u).max()) + 1 for u in q.u] for q in layers]
-    return Row(lhs, rhs, leaf, scale=1e-4 * rhs * float(np.max(divide(largest, each))))
+    scale = 1e-4 * rhs * float(np.max(divide(largest, each)))
+    return Row(lhs, rhs, leaf, scale=scale if np.isfinite(scale) else 0.0)
 
 
 def is_chain(net: Network) -> bool:

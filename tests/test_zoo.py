@@ -12,6 +12,7 @@ from torch import nn
 from zoo import UNEVEN, ZOO
 
 import flatlens as fl
+from flatlens.norms import lanczos_norm
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch about even kernels
 every_case = pytest.mark.parametrize("name", ZOO)
@@ -159,6 +160,18 @@ def test_norms_by_iteration(name):
     layer = fl.probe(net, x, output=lambda z: z[:, :1]).layers[0]
     assert 0 < layer.norms.slack <= 1e-6
     assert within(layer.norms.operator, float(torch.linalg.svdvals(dense)[0]), layer.norms.slack)
+
+
+def test_norms_by_iteration_of_a_few_distinct_values():
+    """The iteration has seen all after as many steps; what it would add then is rounding."""
+    for seed in range(300):
+        g = torch.Generator().manual_seed(seed)
+        values = torch.rand(1 + seed % 4, generator=g, dtype=torch.float64)
+        values[0] *= seed % 2
+        d = values[torch.randint(len(values), (3 + seed % 37,), generator=g)]
+        found = lanczos_norm(lambda v, d=d: d * d * v, d)
+        assert within(found.value, float(d.max()), found.slack), seed
+        assert found.slack <= 1e-6
 
 
 @every_case

@@ -131,7 +131,7 @@ def why_bypassed(p: Probe, layer: LayerProbe) -> str | None:
 
 def certificate(p: Probe) -> float:
     """What may pass for zero, well below the tolerance of a comparison: no theorem fails by it."""
-    return 1e-10 if p.dtype == torch.float64 else 1e-5
+    return 1e-12 if p.dtype == torch.float64 else 1e-7
 
 
 def _path(p: Probe, name: str | None) -> str:
