@@ -380,8 +380,9 @@ def tied_row(lhs: float, layers: list[Layer], S: float, leaf: bool, dtype: torch
     """Theory 4.2. What eps of the largest singular value is to the smallest is rounding."""
     each = [[q.smallest(i, dtype) for i in range(len(q.calls))] for q in layers]
     squares = [bound(sigma(q.C)[0], s) ** 2 for q, s in zip(layers, each, strict=True)]
-    total = np.sum(squares, 0).mean()
-    rhs = np.nan if np.isnan(each).any() else times(np.sqrt(total), np.sqrt(S))
+    total, nothing = np.sum(squares, 0).mean(), any(not q.C.any() for q in layers)  # 0/0 there
+    unknown = np.isnan(each).any() or (nothing and 0 in np.array(each))
+    rhs = np.nan if unknown else times(np.sqrt(total), np.sqrt(S))
     largest = [[float(torch.linalg.svdvals(u).max()) + 1 for u in q.u] for q in layers]
     scale = 1e-4 * rhs * float(np.max(divide(largest, each)))
     return Row(lhs, rhs, leaf, scale=scale if np.isfinite(scale) else 0.0)

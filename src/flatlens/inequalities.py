@@ -191,11 +191,18 @@ class Rows:
         return next((why for q in self.p.layers for c in conditions if (why := c(self.p, q))), None)
 
     def row(
-        self, name: str, equation: str, lhs: float, rhs: float, reason: str | None, proven: str
+        self,
+        name: str,
+        equation: str,
+        lhs: float,
+        rhs: float,
+        reason: str | None,
+        proven: str,
+        scale: float = 0.0,
     ) -> Inequality:
-        """lhs <= rhs in plain numbers."""
+        """lhs <= rhs in plain numbers; a lhs that is a difference has rounding of its ``scale``."""
         slack = rhs / lhs if lhs > 0 else (1.0 if rhs == lhs else np.inf)
-        holds = bool(lhs <= rhs * (1 + self.tolerance) + 1e-300) if rhs >= 0 else bool(lhs <= rhs)
+        holds = bool(lhs <= rhs * (1 + self.tolerance) + self.tolerance * scale + 1e-300)
         verdict: Verdict = "theorem" if reason is None else "observation"
         why = proven if reason is None else reason
         return Inequality(name, equation, lhs, rhs, float(slack), holds, verdict, why)
@@ -370,7 +377,8 @@ class Rows:
         lhs = float(np.mean(np.sum(each, axis=0)))
         why = self.zeros(self.p.layers, False, "all layers: one position, trainable, used once")
         reason = self.all_reason(why_not_dense, why_not_leaf)
-        return self.row("eq17", "Eq. 17", lhs, self._rhs12(self.p.layers, False), reason, why)
+        rhs = self._rhs12(self.p.layers, False)
+        return self.row("eq17", "Eq. 17", lhs, rhs, reason, why, scale=nmls(self.p))
 
     def eq17_telescoped(self) -> Inequality:
         name, equation = "eq17_telescoped", "Eq. 17, telescoped"
@@ -390,7 +398,8 @@ class Rows:
         )
         why = self.zeros(inner, False, "a chain of identity skips with a linear last layer")
         lhs = mls(self.p) - last.norms.operator * (1 + last.norms.slack)
-        return self.row(name, equation, lhs, self._rhs12(inner, False), reason, why)
+        rhs = self._rhs12(inner, False)
+        return self.row(name, equation, lhs, rhs, reason, why, scale=mls(self.p))
 
     def eq35(self) -> Inequality:
         slack = max(1 + q.norms.slack for q in self.p.layers)

@@ -174,14 +174,16 @@ def lanczos_norm(gram: Callable[[Tensor], Tensor], like: Tensor) -> Norm:
         for _ in range(2):  # once leaves rounding that grows from step to step
             w = w - (basis[:step] @ w) @ basis[:step]
         beta = w.norm()
-        # Where nothing is left the basis spans an invariant space, and the next vector is 0 / 0.
-        if step % CHECK_EVERY == 0 or step in (1, last) or not float(beta) > 0:
+        # Where only rounding is left the basis spans an invariant space: to go on would be noise.
+        rounding = 64 * torch.finfo(like.dtype).eps * max(float(d) for d in diagonal)
+        done = float(beta) <= rounding or step == last
+        if step % CHECK_EVERY == 0 or step == 1 or done:
             value, residual = _ritz(diagonal, beside, beta)
             if value <= 0.0:
                 return Norm(0.0)
             # r / 2 theta^2 is the relative width in ||C||; rounding adds its own.
             slack = residual / (2 * value) + 4 * torch.finfo(like.dtype).eps
-            if slack <= tolerance or step == last or not float(beta) > 0:
+            if slack <= tolerance or done:
                 break
         beside.append(beta)
         basis[step] = w / beta
