@@ -24,6 +24,7 @@ from torch.autograd.graph import get_gradient_edge
 from flatlens.capture import Call, Graph, LinearMap, Plan, Recorder
 from flatlens.errors import FlatlensError
 from flatlens.guard import in_float, original, untouched
+from flatlens.heads import products
 from flatlens.inputs import Inputs, batches, check_finite, select_output
 from flatlens.layers import Buffers, Layout, close, find_layout, occurrences
 from flatlens.norms import WeightNorms, weight_norms
@@ -197,7 +198,8 @@ class Run:
         if not calls:
             raise FlatlensError("the network calls no linear or convolutional layer to measure")
         clone = solo.recorder.overwritten()
-        self._choose_chunk(inputs.n, self._bytes_per_sample(calls, solo.f.shape[1]))
+        rows = products(Graph(solo.f), solo.f, calls[-1]) or solo.f.shape[1]
+        self._choose_chunk(inputs.n, self._bytes_per_sample(calls, rows))
         self.layouts = [None] * len(calls)
         self.plan = Plan(None, clone)
         if inputs.n == 1:

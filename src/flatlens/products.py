@@ -14,6 +14,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from flatlens.capture import Call, Graph, LinearMap, Recorder
 from flatlens.errors import FlatlensError
+from flatlens.heads import find_head
 from flatlens.layers import Buffers, Layout, Positions, split, weight_gradient
 from flatlens.norms import untied_norms
 from flatlens.spectra import singular_values, spectral_norm
@@ -36,6 +37,7 @@ class Forward:
     edges: list[GradientEdge]
     recorder: Recorder
     f: Tensor
+    directions: Tensor | None = None  # [b, k, N]: what is measured is this times f
 
 
 @dataclass
@@ -74,7 +76,7 @@ class Products:
     ) -> None:
         self.forward, self.f, self.named, self.exact = forward, forward.f, named, exact
         self.buffers = buffers
-        self.B, self.N = forward.f.shape
+        self.B = len(self.f)
         self.graph = Graph(forward.f)
         self.edges: list[GradientEdge] = []
         self.rows: dict[int, tuple[Layout | None, int]] = {}  # edge -> layout, entries per sample
@@ -86,8 +88,15 @@ class Products:
                 "no linear or convolutional layer reaches the output: none to measure"
             )
         self.calls = [c for c, _ in alive]
+        self.directions = forward.directions
+        self.outputs = self.N = (self.f if self.directions is None else self.directions).shape[1]
+        self.head = find_head(self.graph, self.f, self.calls, self.directions)
+        if self.head is not None:
+            self.directions = self.head.directions
+            self.N = self.directions.shape[1]  # the products; the outputs stay as many as they are
         self.positions = [
-            Positions(c, layout, self.B, self.N, buffers, i) for i, (c, layout) in enumerate(alive)
+            Positions(c, layout, self.B, self._rows_at(i), buffers, i)
+            for i, (c, layout) in enumerate(alive)
         ]
         self._plan_spectra()
         self._plan_parameters()
@@ -98,6 +107,10 @@ class Products:
         )
 
     # -- which edges -------------------------------------------------------------------------
+
+    def _rows_at(self, i: int) -> int:
+        """How many rows of df/dz a layer gets: the head has all of them."""
+        return self.outputs if self.head is not None and i == self.head.call else self.N
 
     def _want(self, edge: GradientEdge) -> int:
         """The place of an edge among those asked of autograd."""
@@ -201,7 +214,7 @@ class Products:
         columns: dict[Key, Tensor] = {("output",): self.f.detach()}
         columns |= {("input", k): v for k, v in self._input(rows).items()}
         spectra = [
-            self.input_spectrum if [k] == self.inputs else singular_values(rows[k])
+            self.input_spectrum if [k] == self.inputs else self._spectrum(rows[k])
             for k in self.total
         ]
         for positions, (singular, _) in zip(self.positions, spectra, strict=True):
@@ -264,8 +277,11 @@ class Products:
             for k, (_, entries) in self.rows.items()
         }
         for v in range(self.N):
-            pick = torch.zeros_like(f)
-            pick[:, v] = 1
+            if self.directions is None:
+                pick = torch.zeros_like(f)
+                pick[:, v] = 1
+            else:
+                pick = self.directions[:, v].contiguous()
             try:
                 grads = torch.autograd.grad(
                     f, self.edges, pick, retain_graph=v + 1 < self.N, allow_unused=True
@@ -282,16 +298,26 @@ class Products:
                 else:
                     g = g.to_dense() if g.is_sparse else g
                     rows[k][:, v] = split(g, layout, B).flatten(1)
-            for k, positions in zip(self.out, self.positions, strict=True):
-                positions.take(v, grads[k])
+            for i, (k, positions) in enumerate(zip(self.out, self.positions, strict=True)):
+                if self.head is None or i != self.head.call:
+                    positions.take(v, grads[k])
+        if self.head is not None:
+            for v in range(self.outputs):
+                self.positions[self.head.call].take(v, self.head.jacobian[:, v])
         return rows
+
+    def _spectrum(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Singular values and rank; those beyond the width of the head are zero."""
+        s, rank = singular_values(rows)
+        missing = min(self.outputs, rows.shape[2]) - s.shape[1]
+        return (s if missing == 0 else torch.nn.functional.pad(s, (0, missing))), rank
 
     # -- what the rows say -------------------------------------------------------------------------
 
     def _input(self, rows: dict[int, Tensor]) -> dict[str, Tensor]:
         A = torch.cat([rows[k] for k in self.inputs], -1)
         x = torch.cat([t.detach().flatten(1) for t in self.forward.fed], -1).double()
-        self.input_spectrum = singular_values(A)
+        self.input_spectrum = self._spectrum(A)
         energy = A.square().sum(1)
         return {
             "singular": self.input_spectrum[0],
@@ -315,7 +341,7 @@ class Products:
         A, B = rows[self.total[i]], rows[self.through[i]]
         values = {"singular": spectrum[0], "rank": spectrum[1]}
         if A is not B:
-            through = singular_values(B)
+            through = self._spectrum(B)
             gap = (A - B).double()
             values |= {"singular_through": through[0], "rank_through": through[1]}
             values |= {"bypass": relative(gap, A), "gap_norm": spectral_norm(gap)}
