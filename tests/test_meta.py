@@ -123,7 +123,7 @@ BREAKS: dict[str, tuple[Callable | tuple, list[str]]] = {
         one_use_each,
         ["weight_used_in_a_linear_and_elsewhere", "tied_transposed"],
     ),
-    "gram only": (gram_only, ["bottleneck_makes_rank_deficient", "module_list_reused_in_a_loop"]),
+    "gram only": (gram_only, ["bottleneck_in_the_middle", "module_list_reused_in_a_loop"]),
     "through for total": (through_for_total, ["residual", "qkv_on_one_tensor"]),
 }
 

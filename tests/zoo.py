@@ -1649,6 +1649,12 @@ def bottleneck_makes_rank_deficient():
 
 
 @case
+def bottleneck_in_the_middle():
+    net = nn.Sequential(nn.Linear(5, 2), nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 4))
+    return made(net, 3, 5)
+
+
+@case
 def dead_relu():
     net = shaken(nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)))
     with torch.no_grad():

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
         weighted_nmls,
     )
     from flatlens.passes import probe
-    from flatlens.probes import InputProbe, LayerProbe, ParameterProbe, Probe
+    from flatlens.probes import InputProbe, LayerProbe, ParameterProbe, Probe, Sketch
+    from flatlens.sketched import sketch
 
 __version__ = "0.1.0"
 
@@ -42,6 +43,7 @@ __all__ = [
     "Measurement",
     "ParameterProbe",
     "Probe",
+    "Sketch",
     "adaptive_sharpness",
     "bounds",
     "input_invariant_mls",
@@ -57,6 +59,7 @@ __all__ = [
     "probe",
     "sharpness",
     "sharpness_untied",
+    "sketch",
     "volume",
     "weighted_nmls",
 ]
@@ -66,7 +69,7 @@ def __getattr__(name: str) -> Any:
     """Imports a name when it is first used: torch takes a second, ``flatlens --help`` must not."""
     if name not in __all__:
         raise AttributeError(f"module 'flatlens' has no attribute {name!r}")
-    for module in ("inequalities", "measurement", "metrics", "passes", "probes"):
+    for module in ("inequalities", "measurement", "metrics", "passes", "probes", "sketched"):
         found = getattr(import_module(f"flatlens.{module}"), name, None)
         if found is not None:
             globals()[name] = found

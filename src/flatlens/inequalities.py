@@ -152,6 +152,14 @@ class Rows:
         self.p, self.exact = p, exact
         self.tolerance = 1e-9 if p.dtype == torch.float64 else 1e-4
         self.S = sharpness(p)
+        if p.sketch is not None:  # four standard errors
+            sides = {
+                "sharpness": self.S,
+                "sharpness_untied": sharpness_untied(p),
+                "adaptive_sharpness": adaptive_sharpness(p),
+            }
+            errors = p.sketch.errors
+            self.tolerance += 4 * max(errors[k] / max(v, 1e-300) for k, v in sides.items())
         found = [q for q in p.layers if q.reads_input]
         self.first = found[0] if found else None
 
@@ -201,11 +209,18 @@ class Rows:
         scale: float = 0.0,
     ) -> Inequality:
         """lhs <= rhs in plain numbers; a lhs that is a difference has rounding of its ``scale``."""
+        if np.isnan(lhs) or np.isnan(rhs):
+            return self.missing(name, equation, UNKNOWN)
         slack = rhs / lhs if lhs > 0 else (1.0 if rhs == lhs else np.inf)
         holds = bool(lhs <= rhs * (1 + self.tolerance) + self.tolerance * scale + 1e-300)
-        verdict: Verdict = "theorem" if reason is None else "observation"
-        why = proven if reason is None else reason
-        return Inequality(name, equation, lhs, rhs, float(slack), holds, verdict, why)
+        return Inequality(
+            name, equation, lhs, rhs, float(slack), holds, *self.verdict(reason, proven)
+        )
+
+    def verdict(self, reason: str | None, proven: str) -> tuple[Verdict, str]:
+        """A theorem, unless there is a reason against it; and why."""
+        told = "; the sides are estimates" if self.p.sketch is not None else ""
+        return ("theorem", proven + told) if reason is None else ("observation", reason + told)
 
     def log_row(
         self,
@@ -218,18 +233,19 @@ class Rows:
         plain: bool = True,
     ) -> Inequality:
         """lhs <= rhs given by logarithms; ``plain``: show the sides themselves."""
+        if np.isnan(lhs) or np.isnan(rhs):
+            return self.missing(name, equation, UNKNOWN)
         with np.errstate(over="ignore"):
             sides = (float(np.exp(lhs)), float(np.exp(rhs))) if plain else (lhs, rhs)
             slack = np.inf if lhs == -np.inf else float(np.exp(rhs - lhs))
         # Rounding enters a logarithm in proportion to its number of terms.
         room = self.tolerance * max(1.0, abs(rhs)) if np.isfinite(rhs) else 0.0
         holds = bool(lhs <= rhs + room)
-        verdict: Verdict = "theorem" if reason is None else "observation"
-        why = proven if reason is None else reason
-        return Inequality(name, equation, *sides, slack, holds, verdict, why, lhs, rhs)
+        told = self.verdict(reason, proven)
+        return Inequality(name, equation, *sides, slack, holds, *told, lhs, rhs)
 
     def missing(self, name: str, equation: str, why: str) -> Inequality:
-        """There is no such layer."""
+        """There is no such layer, or a side is not known."""
         nan = float("nan")
         return Inequality(name, equation, nan, nan, nan, True, "not applicable", why)
 
@@ -459,6 +475,7 @@ class Rows:
         return self.log_row(name, equation, lhs, rhs, reason, why, plain=False)
 
 
+UNKNOWN = "it needs singular values that the sketched pass does not find"
 DENSE_FIRST = "the first layer has one position, a trainable weight used once, and no bypass"
 DENSE_ALL = "every layer has one position, a trainable weight used once, and no bypass"
 
@@ -470,7 +487,8 @@ def layer_bounds(p: Probe, layer: LayerProbe) -> dict[str, Any]:
     response to x -> (1 + H) x, ||H||_F = 1, for any number of positions (theory 4.3).
     """
     root = np.sqrt(layer.grad_weight)
-    lhs = float(np.sqrt((layer.singular**2).sum(1)).mean())
+    energy = (layer.singular**2).sum(1) if layer.energy is None else layer.energy
+    lhs = float(np.sqrt(energy).mean())
     with np.errstate(divide="ignore"):
         inverse = 1 / layer.x_norm
     each = [_product(a, b) for a, b in zip(root, inverse, strict=True)]

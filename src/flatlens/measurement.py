@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,12 @@ from torch import Tensor, nn
 from flatlens.errors import FlatlensError
 from flatlens.inequalities import Bounds, bounds, layer_bounds
 from flatlens.inputs import Inputs, batches
+from flatlens.losses import Loss, get_loss, targets
+from flatlens.merging import gathered
 from flatlens.metrics import METRICS, Metric, layer_row
-from flatlens.passes import probe_batches
+from flatlens.passes import Root, probe_batches
 from flatlens.probes import Array, Probe
+from flatlens.sketched import sketch_batches
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,6 +34,7 @@ class Measurement:
     probe: Probe
     values: dict[str, float]
     bounds: Bounds
+    loss_aware: Measurement | None = None  # of R^T f, where another loss than the paper's was given
 
     def __getitem__(self, name: str) -> Any:
         if name in self.values:
@@ -96,6 +101,8 @@ class Measurement:
             "coverage": self.coverage,
             "notes": self.probe.notes,
         }
+        if self.loss_aware is not None:
+            record["loss_inequalities"] = [asdict(row) for row in self.loss_aware.bounds]
         return json.dumps(_plain(record), allow_nan=False, **options)
 
     def to_pandas(self) -> pd.DataFrame:
@@ -103,6 +110,9 @@ class Measurement:
         import pandas as pd
 
         return pd.DataFrame([self.to_dict()])
+
+    def _shown(self) -> list[str]:
+        return [name for name in self.values if not name.endswith("_se")]
 
     def __str__(self) -> str:
         p = self.probe
@@ -120,7 +130,7 @@ class Measurement:
         lines = [
             f"{p.n} samples, {p.M} inputs, {p.N} outputs, {str(p.dtype).removeprefix('torch.')}",
             "",
-            *columns([[name, number(value)] for name, value in self.values.items()]),
+            *columns([[name, *_with_error(name, self.values)] for name in self._shown()]),
             "",
             *columns([shown, *[[_cell(row[k]) for k in shown] for row in self.rows]]),
             "",
@@ -139,16 +149,35 @@ def measure(
     y: Any = None,
     *,
     quantities: str | Sequence[str] = "default",
+    method: str = "auto",
+    loss: str | Loss | Callable[..., Any] = "half_squared",
     output: Any = None,
     weight_norm: str = "operator",
+    directions: int = 32,
+    seed: int = 0,
+    rtol: float | None = None,
+    budget: float | None = None,
     chunk: int | None = None,
     memory: int | None = None,
+    distributed: bool = False,
 ) -> Measurement:
-    """Every quantity that one exact pass gives, in one call.
+    """Every quantity and inequality of a network, in one call.
 
-    With targets ``y`` (class indices or the values themselves) also the loss, half the squared
-    error summed over outputs, and for classes the accuracy in per cent. ``quantities`` names those
-    wanted; the other arguments are those of ``probe``.
+    Args:
+        model: any module; it is measured in evaluation mode and left exactly as found.
+        x: as for ``probe``: a tensor, a tuple or dict of tensors, or an iterable of batches.
+        y: targets (class indices or the values themselves): adds loss and, for classes, accuracy.
+        quantities: "default" is all that one pass gives; "all" adds what takes passes of its own
+            (hessian_trace, relative_flatness, ...; needs y); or the names wanted.
+        method: "exact", "sketch" (random directions, with standard errors as ``..._se``), or
+            "auto": exact unless that is far dearer; a note says which and why.
+        loss: its Gauss-Newton form is measured beside the paper's: ``gauss_newton_trace``,
+            ``loss_mls``, ``loss_nmls`` and ``m.loss_aware.bounds``.
+        directions: of a sketch; ``seed`` and ``rtol`` (relative standard error) likewise.
+        budget: seconds that an exact pass may take under "auto".
+        distributed: x and y are this process's share of the samples; every process of the default
+            group of torch.distributed gets the whole answer.
+        output: what of the model's result is f(x), as for ``probe``; so are the other arguments.
 
     Example:
         >>> import torch, flatlens as fl
@@ -157,58 +186,133 @@ def measure(
         >>> m["sharpness"], m.coverage
         (8.0, {'weight': 'layer', 'bias': 'rule'})
     """
-    wanted = list(METRICS) if quantities == "default" else quantities
-    if isinstance(wanted, str) or (unknown := [q for q in wanted if q not in METRICS]):
-        name = wanted if isinstance(wanted, str) else unknown[0]
-        raise FlatlensError(f"quantity {name!r} is unknown; choose from {', '.join(METRICS)}")
-    targets: list[Any] = []
+    if method not in METHODS:
+        raise FlatlensError(f"method={method!r} is unknown; use one of {', '.join(METHODS)}")
+    one_pass, own = _wanted(quantities)
+    of = get_loss(loss)
+    plain = of.name == "half_squared"
+    if (own or not plain) and not isinstance(x, ONE_BATCH):  # more than one pass
+        x = list(x)
+        y = _targets([target for _, target in batches(x)]) if y is None else y
+    if own and y is None:
+        raise FlatlensError(f"{own[0]} is of the loss and needs targets; give y")
+    if own and distributed:
+        raise FlatlensError(f"{own[0]} takes passes of its own; leave it out where distributed")
+    options: dict[str, Any] = {
+        "chunk": chunk,
+        "memory": memory,
+        "output": output,
+        "weight_norm": weight_norm,
+    }
+    look: Callable[..., Probe] = probe_batches
+    if method != "exact":
+        rank = torch.distributed.get_rank() if distributed else 0
+        options |= {"directions": directions, "seed": (seed, rank), "rtol": rtol}
+        options |= {"auto": method == "auto", "budget": budget}
+        look = sketch_batches
+    found: list[Any] = []
 
     def inputs() -> Iterator[Inputs]:
+        found.clear()
         for batch, target in batches(x):
-            targets.append(target)
+            found.append(target)
             yield batch
 
-    p = probe_batches(
-        model,
-        inputs(),
-        chunk=chunk,
-        memory=memory,
-        output=output,
-        weight_norm=weight_norm,
-        exact_untied=False,
-    )
-    values = {name: METRICS[name](p) for name in wanted}
-    if y is None and targets and all(t is not None for t in targets):
-        y = torch.cat([torch.as_tensor(t) for t in targets])
+    def seen(root: Root | None) -> Probe:
+        p = look(model, inputs(), root=root, **options)
+        return gathered(p) if distributed else p
+
+    p = seen(None)
+    y = _targets(found) if y is None else y
+    values = _values(p, one_pass)
+    aware = None
+    if not plain:
+        q = seen(lambda f, rows: of.root(f, None if y is None else y[rows]).mT)
+        aware = Measurement(q, _values(q, one_pass), bounds(q))
+        for name, metric in LOSS_AWARE.items():
+            values[name] = METRICS[metric](q)
+            if q.sketch is not None and metric in q.sketch.errors:
+                values[f"{name}_se"] = q.sketch.errors[metric]
     if y is not None:
-        values |= loss_and_accuracy(p, y)
-    return Measurement(p, values, bounds(p))
+        values |= loss_and_accuracy(p, gathered(torch.as_tensor(y)) if distributed else y, of)
+    for name in own:
+        values |= perturbed(name, model, x, y, loss=of, output=output, seed=seed, rtol=rtol)
+    return Measurement(p, values, bounds(p), aware)
 
 
-def loss_and_accuracy(p: Probe, y: Any) -> dict[str, float]:
-    """Half the squared error per sample, and the share of right classes in per cent."""
-    y = (y.detach().cpu() if isinstance(y, Tensor) else torch.as_tensor(y)).numpy()
-    if len(y) != p.n:
-        raise FlatlensError(f"y has {len(y)} entries for {p.n} samples; give one target a sample")
-    classes = np.issubdtype(y.dtype, np.integer) and y.size == p.n and p.N > 1
-    if classes:
-        labels = y.reshape(p.n)
-        if labels.min() < 0 or labels.max() >= p.N:
-            raise FlatlensError(
-                f"y has the class {labels.max() if labels.min() >= 0 else labels.min()}, "
-                f"but the network has the outputs 0 to {p.N - 1}"
-            )
-        y = np.eye(p.N)[labels]
-    if y.size != p.n * p.N:
-        raise FlatlensError(
-            f"y has shape {y.shape} for {p.n} samples of {p.N} outputs; give class indices or one "
-            "value per output"
-        )
-    y = y.reshape(p.n, p.N).astype(float)
-    values = {"loss": float(0.5 * ((p.output - y) ** 2).sum(1).mean())}
-    if p.N > 1:
-        values["accuracy"] = float(100 * (p.output.argmax(1) == y.argmax(1)).mean())
+METHODS = ("auto", "exact", "sketch")
+ONE_BATCH = (Tensor, tuple, Mapping)
+PERTURBED = (  # functions of flatlens.perturb
+    *("hessian_trace", "adaptive_sharpness_hessian", "adaptive_sharpness_sampled"),
+    *("normalized_sharpness", "relative_flatness", "lambda_max"),
+)
+LOSS_AWARE = {"gauss_newton_trace": "sharpness", "loss_mls": "mls", "loss_nmls": "nmls"}
+
+
+def _wanted(quantities: str | Sequence[str]) -> tuple[list[str], list[str]]:
+    """The names that one pass gives, and those that take passes of their own."""
+    if quantities == "default":
+        return list(METRICS), []
+    if quantities == "all":
+        return list(METRICS), list(PERTURBED)
+    names = [quantities] if isinstance(quantities, str) else list(quantities)
+    for name in names:
+        if name not in METRICS and name not in PERTURBED:
+            known = ", ".join([*METRICS, *PERTURBED])
+            raise FlatlensError(f"quantity {name!r} is unknown; choose from {known}")
+    return [q for q in names if q in METRICS], [q for q in names if q in PERTURBED]
+
+
+def _values(p: Probe, names: list[str]) -> dict[str, float]:
+    """Quantities with their standard errors; what a sketch cannot know is left out."""
+    values: dict[str, float] = {}
+    for name in names:
+        value = METRICS[name](p)
+        if p.sketch is not None and np.isnan(value):
+            continue
+        values[name] = value
+        if p.sketch is not None and name in p.sketch.errors:
+            values[f"{name}_se"] = p.sketch.errors[name]
+    if p.sketch is not None:
+        values["spectra_converged"] = float(p.sketch.converged)
     return values
+
+
+def perturbed(name: str, model: nn.Module, x: Any, y: Any, **options: Any) -> dict[str, float]:
+    """A quantity that takes passes of its own, with its standard error."""
+    from flatlens import perturb
+
+    function = getattr(perturb, name)
+    known = inspect.signature(function).parameters
+    found = function(model, x, y, **{k: v for k, v in options.items() if k in known})
+    values = {name: found.value}
+    if found.se > 0:
+        values[f"{name}_se"] = found.se
+    if not found.converged:
+        values[f"{name}_converged"] = 0.0
+    return values
+
+
+def _targets(found: list[Any]) -> Tensor | None:
+    """The targets that batches brought along, or None."""
+    if not found or any(t is None for t in found):
+        return None
+    return torch.cat([torch.as_tensor(t) for t in found])
+
+
+def loss_and_accuracy(p: Probe, y: Any, loss: Loss) -> dict[str, float]:
+    """The mean loss, and the share of right classes in per cent."""
+    f = torch.from_numpy(p.output)
+    values = {"loss": float(loss(f, y).mean())}
+    if p.N > 1:
+        right = targets(y, p.N, f).argmax(1) == f.argmax(1)
+        values["accuracy"] = float(100 * right.double().mean())
+    return values
+
+
+def _with_error(name: str, values: dict[str, float]) -> list[str]:
+    error = values.get(f"{name}_se")
+    return [number(values[name]), "" if error is None else f"+- {error:.2g}"]
 
 
 def number(value: float) -> str:

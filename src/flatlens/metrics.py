@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from flatlens.errors import FlatlensError
-from flatlens.probes import Array, LayerProbe, Probe
+from flatlens.probes import Array, InputProbe, LayerProbe, Probe
 
 
 class Metric:
@@ -120,6 +120,19 @@ def log_volume(p: Probe, top: int | None = None) -> Float[Array, " n"]:
 
 
 @Metric
+def log_volume_top3(p: Probe) -> Float[Array, " n"]:
+    """The same of the three largest singular values (or all, if fewer), as the authors plot it.
+
+    >>> import math, torch, flatlens as fl
+    >>> net = torch.nn.Linear(4, 4, bias=False).double()
+    >>> _ = net.weight.data.copy_(torch.diag(torch.tensor([3.0, 2.0, 1.0, 0.0])))
+    >>> round(math.exp(fl.measure(net, torch.ones(1, 4).double())["log_volume_top3"]), 9)
+    6.0
+    """
+    return log_products(p.input.singular, min(3, p.input.singular.shape[1]))
+
+
+@Metric
 def volume(p: Probe) -> Float[Array, " n"]:
     """Mean local volumetric ratio, mean_i dVol_i, Def. 3.3.
 
@@ -163,7 +176,12 @@ def local_dimension(p: Probe) -> Float[Array, " n"]:
     >>> round(fl.local_dimension(fl.probe(net, torch.ones(1, 4).double())), 9)
     3.0
     """
-    return participation(p.input.singular)
+    return dimension(p.input)
+
+
+def dimension(part: InputProbe | LayerProbe) -> Float[Array, " n"]:
+    """The participation ratio, or its estimate."""
+    return participation(part.singular) if part.dimension is None else part.dimension
 
 
 @Metric
@@ -248,6 +266,7 @@ METRICS: dict[str, Callable[..., float]] = {
     "input_invariant_mls": input_invariant_mls,
     "volume": volume,
     "log_volume": log_volume,
+    "log_volume_top3": log_volume_top3,
     "network_volume": network_volume,
     "local_dimension": local_dimension,
 }
@@ -268,7 +287,7 @@ def layer_row(layer: LayerProbe) -> dict[str, Any]:
         "mls": float(layer.singular[:, 0].mean()),
         "mls_through": float(layer.singular_through[:, 0].mean()),
         "log_volume": float(log_products(layer.singular).mean()),
-        "local_dimension": float(participation(layer.singular).mean()),
+        "local_dimension": float(dimension(layer).mean()),
         "sharpness": float(tied + layer.grad_bias.mean()),
         "adaptive_sharpness": float(layer.adaptive.mean()),
         "sharpness_untied": float(untied + layer.untied_bias.mean()),

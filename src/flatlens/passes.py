@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -36,6 +37,7 @@ COUPLED = (
     "the output of a sample changes with the other samples in its batch; samples must not depend "
     "on one another (batch statistics, attention over the batch, ...)"
 )
+Root = Callable[[Tensor, slice], Tensor]  # outputs and which samples -> R^T of the loss, [b, k, N]
 NORMS = ("operator", "kernel", "frobenius")
 PATHS = ("unused", "frozen", "layer", "rule", "slow")  # in the order in which one overrides another
 
@@ -71,15 +73,14 @@ def probe(
         >>> round(float(p.layers[0].grad_weight[0]), 9)  # N ||x||^2
         6.0
     """
-    inputs = (batch for batch, _ in batches(x))
     return probe_batches(
         model,
-        inputs,
+        (batch for batch, _ in batches(x)),
         chunk=chunk,
         memory=memory,
         output=output,
         weight_norm=weight_norm,
-        exact_untied=exact_untied,
+        run=partial(Run, exact=exact_untied),
     )
 
 
@@ -91,9 +92,10 @@ def probe_batches(
     memory: int | None,
     output: Any,
     weight_norm: str,
-    exact_untied: bool,
+    root: Root | None = None,
+    run: Callable[..., Run] | None = None,
 ) -> Probe:
-    """``probe`` over batches of inputs, taken as they come."""
+    """``probe`` over batches of inputs, taken as they come, with ``run`` (default: Run)."""
     if weight_norm not in NORMS:
         raise FlatlensError(
             f"weight_norm={weight_norm!r} is unknown; use one of {', '.join(NORMS)}"
@@ -102,10 +104,10 @@ def probe_batches(
         raise FlatlensError(f"chunk={chunk} is not a number of samples; give 1 or more")
     model, dtype, notes = in_float(original(model))
     with untouched(model):
-        run = Run(model, dtype, output, chunk, memory, exact_untied)
+        taking = (run or Run)(model, dtype, output, chunk, memory, root)
         for batch in inputs:
-            run.take(batch.floats(dtype) if notes else batch)
-        return run.finish(weight_norm).with_notes(*notes)
+            taking.take(batch.floats(dtype) if notes else batch)
+        return taking.finish(weight_norm).with_notes(*notes)
 
 
 class Run:
@@ -118,9 +120,11 @@ class Run:
         output: Any,
         chunk: int | None,
         memory: int | None,
+        root: Root | None = None,
         exact: bool = False,
     ) -> None:
         self.model, self.dtype, self.output, self.exact = model, dtype, output, exact
+        self.root = root
         self.chunk, self.memory = chunk, memory
         self.named = list(model.named_parameters())
         self.plan: Plan | None = None
@@ -147,10 +151,10 @@ class Run:
             )
         for t in inputs.floating:
             check_finite(t, self.n, "input")
+        self.batch, self.filled = inputs.n, 0
         if self.plan is None:
             self.M = sum(t[0].numel() for t in inputs.floating)
             self._trial(inputs)
-        self.batch, self.filled = inputs.n, 0
         for rows in _progress(inputs.n, self.chunk or inputs.n):
             part = inputs.take(rows)
             if self.chunk != 1:
@@ -198,8 +202,7 @@ class Run:
         if not calls:
             raise FlatlensError("the network calls no linear or convolutional layer to measure")
         clone = solo.recorder.overwritten()
-        rows = products(Graph(solo.f), solo.f, calls[-1]) or solo.f.shape[1]
-        self._choose_chunk(inputs.n, self._bytes_per_sample(calls, rows))
+        self._choose_chunk(inputs.n, self._bytes_per_sample(calls, self._rows_needed(solo)))
         self.layouts = [None] * len(calls)
         self.plan = Plan(None, clone)
         if inputs.n == 1:
@@ -220,6 +223,11 @@ class Run:
             if layout is None:
                 self._one_at_a_time(f"which rows of {self._name(call.map)} are whose is unclear")
                 break
+
+    def _rows_needed(self, solo: Forward) -> int:
+        """How many products the network takes."""
+        call = solo.recorder.calls[-1]
+        return products(Graph(solo.f), solo.f, call) or solo.f.shape[1]
 
     def _choose_chunk(self, n: int, size: int) -> None:
         if self.memory is not None:
@@ -288,6 +296,10 @@ class Run:
         return f.reshape(inputs.n, -1)
 
     def _measure(self, inputs: Inputs) -> Chunk:
+        return self._products(inputs).run()
+
+    def _products(self, inputs: Inputs) -> Products:
+        """Forward once, see that samples are independent, and plan the products."""
         assert self.plan is not None
         forward = self._forward(inputs, self.plan)
         if self.plan.clone is not None and forward.recorder.overwritten() - self.plan.clone:
@@ -295,7 +307,13 @@ class Run:
             forward = self._forward(inputs, self.plan)
         self._check_alone(inputs, forward)
         layouts = self.layouts if inputs.n > 1 else [None] * len(forward.recorder.calls)
-        return Products(forward, layouts, self.named, self.exact, self.buffers).run()
+        forward.plain = self.root is None
+        forward.directions = self._directions(forward.f, inputs.n)
+        return Products(forward, layouts, self.named, self.exact, self.buffers)
+
+    def _directions(self, f: Tensor, n: int) -> Tensor | None:
+        """What is measured of the outputs: [b, k, N], or None for each of them."""
+        return None if self.root is None else self.root(f.detach(), slice(self.n, self.n + n))
 
     def _check_alone(self, inputs: Inputs, forward: Forward) -> None:
         """Every second sample without the others: it and its rows must be the same as here."""

@@ -26,6 +26,7 @@ class InputProbe:
     rank: Int[Array, " n"]
     x_norm: Float[Array, " n"]
     invariant: Float[Array, " n"]  # sum_p x_p^2 ||A[:, p]||^2, Eq. 43
+    dimension: Float[Array, " n"] | None = None  # participation ratio, where it is estimated
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class LayerProbe:
     chain: Float[Array, " n"]  # ||A - B - A of the next layer||_F, relative; inf where unlike
     patch_rank: Float[Array, " n"]  # smallest singular value of [U, 1] over positions, or 0
     untied_norm: Float[Array, " n"] | None = None  # ||D^-1 C||_2, where it was asked for
+    energy: Float[Array, " n"] | None = None  # ||A||_F^2, where it is estimated
+    dimension: Float[Array, " n"] | None = None  # participation ratio, where it is estimated
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,20 @@ class ParameterProbe:
 
 
 @dataclass(frozen=True)
+class Sketch:
+    """What was estimated: sums of squares from random output directions, spectra by Lanczos.
+
+    Singular values beyond the first few are NaN, and so is what needs them; ranks are -1.
+    """
+
+    directions: int  # per sample, at least
+    seed: int
+    errors: dict[str, float]  # standard error of each quantity that is a mean over directions
+    layer_errors: list[dict[str, float]]  # the same, of each layer's columns
+    converged: bool  # whether every largest singular value met the tolerance
+
+
+@dataclass(frozen=True)
 class Probe:
     """What one pass over n samples saw."""
 
@@ -108,6 +125,13 @@ class Probe:
     first: FirstLayerProbe | None
     chunk: int
     notes: list[str] = field(default_factory=list)
+    sketch: Sketch | None = None
+
+    def merge(self, *others: Probe) -> Probe:
+        """One probe of all samples, from probes of shares of them; in any order, to round-off."""
+        from flatlens.merging import merge
+
+        return merge(self, *others)
 
     def with_notes(self, *notes: str) -> Probe:
         """The same probe with more said about how it came to be."""

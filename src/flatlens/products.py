@@ -38,6 +38,7 @@ class Forward:
     recorder: Recorder
     f: Tensor
     directions: Tensor | None = None  # [b, k, N]: what is measured is this times f
+    plain: bool = True  # what is measured is f itself, not R^T f of a loss
 
 
 @dataclass
@@ -208,9 +209,12 @@ class Products:
 
     # -- the products ----------------------------------------------------------------------------
 
-    def run(self) -> Chunk:
-        """All N products, their rows stacked; then each layer is worked off."""
-        rows = self._rows()
+    def run(self, again: bool = False) -> Chunk:
+        """All N products, their rows stacked; then each layer is worked off.
+
+        ``again``: keep the graph, for other ``directions`` will follow.
+        """
+        rows = self._rows(again)
         columns: dict[Key, Tensor] = {("output",): self.f.detach()}
         columns |= {("input", k): v for k, v in self._input(rows).items()}
         spectra = [
@@ -269,7 +273,7 @@ class Products:
                 shares[name] = share(p, uses)
         return shares
 
-    def _rows(self) -> dict[int, Tensor]:
+    def _rows(self, again: bool) -> dict[int, Tensor]:
         """Ask autograd for one output after another; {edge: [b, N, entries]}."""
         f, B = self.f, self.B
         rows = {
@@ -284,7 +288,7 @@ class Products:
                 pick = self.directions[:, v].contiguous()
             try:
                 grads = torch.autograd.grad(
-                    f, self.edges, pick, retain_graph=v + 1 < self.N, allow_unused=True
+                    f, self.edges, pick, retain_graph=again or v + 1 < self.N, allow_unused=True
                 )
             except CheckpointError as error:
                 raise FlatlensError(
@@ -381,7 +385,7 @@ class Products:
             self.positions[i].T,
             call.x.numel() // self.B,
             reads_input=self.reads_input[i],
-            is_output=below.node is self.graph.unviewed(call.out)[0].node,
+            is_output=self.forward.plain and below.node is self.graph.unviewed(call.out)[0].node,
             bias_counts=self._bias_counts(i),
         )
 

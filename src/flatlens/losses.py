@@ -1,0 +1,251 @@
+"""Losses as functions of the outputs: per sample, with a root of their Hessian.
+
+A loss takes f as [batch, N] and targets y. Its root R [batch, N, k] has R R^T = d2L/df2, so that
+the Gauss-Newton matrix of one sample is (R^T df/dtheta)^T (R^T df/dtheta), and every inequality
+between df/dx and df/dtheta holds for R^T df/dx and R^T df/dtheta (docs/theory.md, section 3).
+
+| name | loss of one sample | Hessian |
+|---|---|---|
+| ``half_squared`` | 1/2 sum_k (f_k - y_k)^2 | I |
+| ``squared`` | sum_k (f_k - y_k)^2 | 2 I |
+| ``mean_squared`` | (1/N) sum_k (f_k - y_k)^2 | (2/N) I |
+| ``cross_entropy`` | -sum_k y_k log p_k, p = softmax(f) | diag(p) - p p^T |
+| ``binary_cross_entropy`` | on logits, summed over outputs, s = sigmoid(f) | diag(s (1 - s)) |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from flatlens.errors import FlatlensError
+
+Outputs = Float[Tensor, "b N"]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One loss; ``get_loss`` finds it by name."""
+
+    name: str
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise FlatlensError(
+                f"label_smoothing={self.label_smoothing} is no share; give 0 or more, below 1"
+            )
+
+    def __call__(self, f: Outputs, y: Any) -> Float[Tensor, " b"]:
+        """The loss of each sample."""
+        raise NotImplementedError
+
+    def root(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N k"]:
+        """R with R R^T the Hessian of each sample's loss by its outputs."""
+        raise NotImplementedError
+
+    def hessian(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N N"]:
+        """The Hessian of each sample's loss by its outputs."""
+        R = self.root(f, y)
+        return R @ R.mT
+
+    def targets(self, y: Any, N: int, like: Outputs) -> Outputs:
+        """y as one value per output: class indices become one-hot, values stay as they are."""
+        return targets(y, N, like)
+
+
+def targets(y: Any, N: int, like: Outputs) -> Outputs:
+    """One value per output, as ``like`` has them: integers are classes where N > 1.
+
+    >>> targets([1, 0], 2, torch.zeros(2, 2))
+    tensor([[0., 1.],
+            [1., 0.]])
+    """
+    y, n = as_tensor(y, like), len(like)
+    if y.dim() == 0 or len(y) != n:
+        entries = 1 if y.dim() == 0 else len(y)
+        raise FlatlensError(f"y has {entries} entries for {n} samples; give one target a sample")
+    whole = not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
+    if whole and y.numel() == n and N > 1:
+        labels = y.reshape(n).long()
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= N:
+            raise FlatlensError(
+                f"y has the class {high if low >= 0 else low}, "
+                f"but the network has the outputs 0 to {N - 1}"
+            )
+        return F.one_hot(labels, N).to(like.dtype)
+    if y.numel() != n * N:
+        raise FlatlensError(
+            f"y has shape {tuple(y.shape)} for {n} samples of {N} outputs; give class indices or "
+            "one value per output"
+        )
+    return y.reshape(n, N).to(like.dtype)
+
+
+def as_tensor(y: Any, like: Tensor) -> Tensor:
+    """y as a tensor beside ``like``."""
+    return (y.detach() if isinstance(y, Tensor) else torch.as_tensor(y)).to(like.device)
+
+
+FACTORS: dict[str, Callable[[int], float]] = {
+    "half_squared": lambda N: 0.5,
+    "squared": lambda N: 1.0,
+    "mean_squared": lambda N: 1 / N,
+}
+
+
+class Squared(Loss):
+    """A multiple of the squared error: the paper's 1/2 sum, the sum, or the mean over outputs."""
+
+    def __call__(self, f: Outputs, y: Any) -> Float[Tensor, " b"]:
+        N = f.shape[1]
+        return FACTORS[self.name](N) * (f - self.targets(y, N, f)).square().sum(1)
+
+    def root(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N k"]:
+        N = f.shape[1]
+        root = (2 * FACTORS[self.name](N)) ** 0.5
+        return (root * torch.eye(N, dtype=f.dtype, device=f.device)).expand(len(f), N, N)
+
+
+class CrossEntropy(Loss):
+    """Cross-entropy of classes or probabilities y against softmax(f), with label smoothing.
+
+    >>> loss = get_loss("cross_entropy:0.1")
+    >>> R = loss.root(torch.zeros(1, 2))
+    >>> R @ R.mT  # diag(p) - p p^T
+    tensor([[[ 0.2500, -0.2500],
+             [-0.2500,  0.2500]]])
+    """
+
+    def targets(self, y: Any, N: int, like: Outputs) -> Outputs:
+        if N < 2:
+            raise FlatlensError("cross_entropy needs two outputs; use binary_cross_entropy for one")
+        t = targets(y, N, like)
+        if bool((t < 0).any()) or bool(((t.sum(1) - 1).abs() > 1e-3).any()):
+            raise FlatlensError("cross_entropy needs classes or probabilities that sum to 1 as y")
+        return (1 - self.label_smoothing) * t + self.label_smoothing / N
+
+    def __call__(self, f: Outputs, y: Any) -> Float[Tensor, " b"]:
+        return -(self.targets(y, f.shape[1], f) * f.log_softmax(1)).sum(1)
+
+    def root(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N k"]:
+        # R = diag(sqrt p) - p sqrt(p)^T. On the diagonal sqrt(p) (1 - p); for the likeliest class
+        # 1 - p is summed from the others, for it may be far below the rounding of 1.
+        p = f.detach().softmax(1)
+        top = p.argmax(1, keepdim=True)
+        rest = (1 - p).scatter(1, top, p.scatter(1, top, 0.0).sum(1, keepdim=True))
+        R = -p.unsqueeze(2) * p.sqrt().unsqueeze(1)
+        return R.diagonal_scatter(p.sqrt() * rest, dim1=1, dim2=2)
+
+
+class BinaryCrossEntropy(Loss):
+    """Cross-entropy of each output's own yes or no, on logits, summed over outputs.
+
+    ``label_smoothing`` s makes targets y (1 - s) + s / 2.
+    """
+
+    def targets(self, y: Any, N: int, like: Outputs) -> Outputs:
+        t = targets(y, N, like)
+        if bool((t < 0).any()) or bool((t > 1).any()):
+            raise FlatlensError("binary_cross_entropy needs classes or values from 0 to 1 as y")
+        return (1 - self.label_smoothing) * t + self.label_smoothing / 2
+
+    def __call__(self, f: Outputs, y: Any) -> Float[Tensor, " b"]:
+        t = self.targets(y, f.shape[1], f)
+        return F.binary_cross_entropy_with_logits(f, t, reduction="none").sum(1)
+
+    def root(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N k"]:
+        f = f.detach()
+        return torch.diag_embed((f.sigmoid() * (-f).sigmoid()).sqrt())
+
+
+@dataclass(frozen=True)
+class Custom(Loss):
+    """Any function of f [b, N] and y [b, ...] that gives [b] losses, or one number for the batch.
+
+    One number (a mean or a sum) is asked for sample by sample, so that both mean the same.
+    """
+
+    function: Callable[[Tensor, Any], Tensor] = lambda f, y: f.new_zeros(len(f))
+
+    def __call__(self, f: Outputs, y: Any) -> Float[Tensor, " b"]:
+        y = as_tensor(y, f)
+        if y.dim() == 0 or len(y) != len(f):
+            raise FlatlensError(f"y does not have one entry for each of the {len(f)} samples")
+        values = self.function(f, y)
+        if isinstance(values, Tensor) and values.numel() == 1:
+            if len(f) == 1:
+                return values.reshape(1)
+            rows = [slice(i, i + 1) for i in range(len(f))]
+            return torch.stack([self.function(f[i], y[i]).reshape(()) for i in rows])
+        if not isinstance(values, Tensor) or values.shape != f.shape[:1]:
+            shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise FlatlensError(
+                f"the loss gives {shape} for {len(f)} samples; return one loss a sample or their "
+                "mean"
+            )
+        return values
+
+    def hessian(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N N"]:
+        y = as_tensor(y, f)
+        found = []
+        with torch.enable_grad():
+            for i in range(len(f)):
+                one = y[i : i + 1]
+                H = torch.autograd.functional.hessian(
+                    lambda v, one=one: self(v.unsqueeze(0), one).sum(), f[i].detach()
+                )
+                found.append(H)
+        return torch.stack(found)
+
+    def root(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N k"]:
+        values, vectors = torch.linalg.eigh(self.hessian(f, y).double())
+        # What rounding may have made of zero, in the precision of f.
+        rounding = torch.finfo(f.dtype).eps ** 0.5 * values.abs().amax(1, keepdim=True)
+        if bool((values < -rounding).any()):
+            raise FlatlensError(
+                "the loss is not convex in the outputs, so that its Hessian has no root and there "
+                "is no Gauss-Newton matrix; use the Hessian itself (hessian_trace)"
+            )
+        return (vectors * values.clamp(min=0).sqrt().unsqueeze(1)).to(f.dtype)
+
+
+LOSSES: dict[str, type[Loss]] = {
+    **dict.fromkeys(FACTORS, Squared),
+    "cross_entropy": CrossEntropy,
+    "binary_cross_entropy": BinaryCrossEntropy,
+}
+
+
+def get_loss(spec: str | Loss | Callable[..., Any], *, label_smoothing: float = 0.0) -> Loss:
+    """The loss of a name, of a name with its label smoothing, or of a function of (f, y).
+
+    >>> get_loss("half_squared")(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2))
+    tensor([12.5000])
+    >>> get_loss("cross_entropy:0.1") == get_loss("cross_entropy", label_smoothing=0.1)
+    True
+    """
+    if isinstance(spec, Loss):
+        return spec
+    if not isinstance(spec, str):
+        return Custom(getattr(spec, "__name__", type(spec).__name__), function=spec)
+    name, colon, share = spec.partition(":")
+    kind = LOSSES.get(name)
+    if kind is None:
+        raise FlatlensError(
+            f"loss {name!r} is unknown; choose from {', '.join(LOSSES)}, or give a function (f, y)"
+        )
+    try:
+        smoothing = float(share) if colon else label_smoothing
+    except ValueError:
+        raise FlatlensError(f"{share!r} in {spec!r} is no label smoothing; give a number") from None
+    if smoothing and kind is Squared:
+        raise FlatlensError(f"{name} takes no label smoothing; leave it out or at 0")
+    return kind(name, smoothing)

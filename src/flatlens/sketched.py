@@ -1,0 +1,431 @@
+"""The same Probe for networks that are too large for one product per output.
+
+- Sums of squares (sharpness, its split, untied and adaptive) are means over random output
+  directions v of +-1: E ||grad (v . f)||^2 = ||grad f||_F^2. First derivatives only, through the
+  same rules as the exact pass; the spread over directions is the standard error.
+- Largest singular values come from Lanczos on A A^T per sample and layer, with products by A from
+  the second derivative of v . f (attention then runs its plain kernel, which has one).
+- The participation ratio is (tr G)^2 / tr G^2 of G = A A^T, both from random directions.
+
+Where a head narrower than the outputs makes the exact pass as cheap, that one is taken.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flatlens.capture import Plan
+from flatlens.errors import FlatlensError
+from flatlens.inputs import Inputs, batches
+from flatlens.lanczos import top_singular
+from flatlens.passes import Root, Run, probe_batches
+from flatlens.probes import Probe, Sketch
+from flatlens.products import Chunk, Forward, Key, Products
+
+MEANS = {
+    *("grad", "adaptive", "invariant", "grad_weight", "grad_bias", "untied", "untied_bias"),
+    "energy",
+}
+LARGEST = {"bypass", "chain", "beside"}
+MAX_DIRECTIONS = 4096
+MAX_STEPS = 100
+EXACT_ENOUGH = 64  # products that are never worth estimating
+TIMES_DEARER = 4  # an exact pass may cost this much more than a sketch before that is taken
+MOMENTS = 4  # random directions for a layer's participation ratio
+
+
+def sketch(
+    model: nn.Module,
+    x: Any,
+    *,
+    directions: int = 32,
+    seed: int = 0,
+    rtol: float | None = None,
+    top: int = 3,
+    tolerance: float = 1e-3,
+    chunk: int | None = None,
+    memory: int | None = None,
+    output: Any = None,
+    weight_norm: str = "operator",
+) -> Probe:
+    """Estimate what ``probe`` measures, from a few random output directions.
+
+    Args:
+        model: as for ``probe``; so are x, chunk, memory, output and weight_norm.
+        directions: random output directions per sample.
+        seed: of the directions; a sample's own are the same in any chunk.
+        rtol: add directions until the relative standard error of the sharpness is at most this.
+        top: singular values per sample and layer.
+        tolerance: of Lanczos, relative to the squared singular value.
+
+    Example:
+        >>> import torch, flatlens as fl
+        >>> net = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.ReLU(),
+        ...                           torch.nn.Linear(300, 200)).double()
+        >>> x = torch.randn(4, 300, dtype=torch.float64)
+        >>> p, q = fl.sketch(net, x), fl.probe(net, x)
+        >>> abs(fl.sharpness(p) / fl.sharpness(q) - 1) < 0.1
+        True
+        >>> abs(fl.mls(p) / fl.mls(q) - 1) < 0.001
+        True
+    """
+    inputs = (batch for batch, _ in batches(x))
+    return sketch_batches(
+        model, inputs, directions=directions, seed=seed, rtol=rtol, top=top, tolerance=tolerance,
+        chunk=chunk, memory=memory, output=output, weight_norm=weight_norm,
+    )  # fmt: skip
+
+
+def sketch_batches(
+    model: nn.Module,
+    inputs: Iterable[Inputs],
+    *,
+    directions: int = 32,
+    seed: int | tuple[int, int] = 0,
+    rtol: float | None = None,
+    top: int = 3,
+    tolerance: float = 1e-3,
+    auto: bool = False,
+    budget: float | None = None,
+    **options: Any,
+) -> Probe:
+    """``sketch`` over batches of inputs, taken as they come.
+
+    ``auto``: exact where that is cheap enough, or within ``budget`` seconds; a note says which.
+    """
+    if directions < 2:
+        raise FlatlensError(f"directions={directions} give no standard error; use 2 or more")
+    if rtol is not None and not rtol > 0:
+        raise FlatlensError(f"rtol={rtol} is no relative error; give a positive number")
+    if top < 1:
+        raise FlatlensError(f"top={top} singular values cannot be found; ask for 1 or more")
+
+    run = partial(
+        SketchRun, directions=directions, seed=seed, rtol=rtol, top=top, tolerance=tolerance,
+        auto=auto, budget=budget,
+    )  # fmt: skip
+    return probe_batches(model, inputs, run=run, **options)
+
+
+class SketchRun(Run):
+    """A Run whose chunks are estimated."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dtype: torch.dtype,
+        output: Any,
+        chunk: int | None,
+        memory: int | None,
+        root: Root | None,
+        *,
+        directions: int,
+        seed: int | tuple[int, int],
+        rtol: float | None,
+        top: int,
+        tolerance: float,
+        auto: bool = False,
+        budget: float | None = None,
+    ) -> None:
+        super().__init__(model, dtype, output, chunk, memory, root)
+        self.count, self.rtol = directions, rtol
+        self.seed = seed if isinstance(seed, tuple) else (seed, 0)  # and the process
+        self.top, self.tolerance = top, tolerance
+        self.auto, self.budget = auto, budget
+        self.exactly = auto  # the exact pass is taken
+        self.used: list[int] = []
+        self.replicates: list[dict[Key, Tensor]] = []  # per chunk: sums over samples, by direction
+        self.converged = True
+        self.steps = 0
+        self.limited = False
+
+    def _rows_needed(self, solo: Forward) -> int:
+        exact = super()._rows_needed(solo)
+        self.exactly = exact <= self.count
+        if self.exactly and not self.auto:
+            self.notes.append(f"exact: {exact} products are no more than {self.count} directions")
+        if self.auto and not (exact <= EXACT_ENOUGH and self.budget is None):
+            self._choose(exact, solo)
+        return exact if self.exactly else self.count
+
+    def _choose(self, exact: int, solo: Forward) -> None:
+        """Exact or not, by the number of products each takes; say so."""
+        steps = 3 * 12  # a Lanczos step is a product and its transpose; some twelve are usual
+        sketched = self.count + steps * (len(solo.recorder.calls) + 1) // 2
+        self.exactly = exact <= max(EXACT_ENOUGH, TIMES_DEARER * sketched)
+        told = f"{exact} products a sample against about {sketched}"
+        if self.budget is not None:
+            start = time.perf_counter()
+            for _ in range(3):
+                torch.autograd.grad(solo.f.sum(), solo.edges, retain_graph=True, allow_unused=True)
+            seconds = (
+                time.perf_counter() - start
+            ) * self.batch  # per product: itself, and as much twice for the layers
+            self.exactly = exact <= sketched or exact * seconds <= self.budget
+            told += f", {exact * seconds:.3g} s against {sketched * seconds:.3g} s"
+            told += f" with a budget of {self.budget:g} s"
+        self.notes.append(f"{'exact' if self.exactly else 'sketched'}: {told}")
+
+    def _forward(self, inputs: Inputs, plan: Plan) -> Forward:
+        if self.exactly:
+            return super()._forward(inputs, plan)
+        with sdpa_kernel(SDPBackend.MATH):  # the other kernels have no second derivative
+            return super()._forward(inputs, plan)
+
+    def _directions(self, f: Tensor, n: int) -> Tensor | None:
+        self.rows = super()._directions(f, n)
+        return self.rows if self.exactly else f.new_empty(n, 1, f.shape[1])
+
+    def _measure(self, inputs: Inputs) -> Chunk:
+        plan = self._products(inputs)
+        if self.exactly:
+            return plan.run()
+        draw = _Signs(plan.f, range(self.n, self.n + inputs.n), self.seed, self.rows)
+        chunk = self._average(plan, draw)
+        chunk.columns |= self._spectra(plan, chunk, draw)
+        return chunk
+
+    # -- sums of squares -------------------------------------------------------------------------
+
+    def _average(self, plan: Products, draw: _Signs) -> Chunk:
+        """Means over directions of what is a mean; sums over samples are kept by direction."""
+        chunk: Chunk | None = None
+        series: dict[Key, list[Tensor]] = {}
+        count = 0
+        while chunk is None or self._unsure(series, count):
+            for _ in range(self.count):
+                plan.directions = draw.outputs(draw.next()).unsqueeze(1)
+                found = plan.run(again=True)
+                count += 1
+                for i in range(len(plan.calls)):  # of one row, the singular value is the norm
+                    norm = found.columns["layer", i, "singular"][:, 0]
+                    found.columns["layer", i, "energy"] = norm.square()
+                for key, column in found.columns.items():
+                    if key[-1] in MEANS:
+                        series.setdefault(key, []).append(column.double().sum(0))
+                if chunk is None:
+                    chunk = found
+                else:
+                    _merge(chunk, found)
+        for key, column in chunk.columns.items():
+            if key[-1] in MEANS:
+                chunk.columns[key] = column / count
+        chunk.sums = {name: total / count for name, total in chunk.sums.items()}
+        self.used.append(count)
+        self.replicates.append({key: torch.stack(parts) for key, parts in series.items()})
+        return chunk
+
+    def _unsure(self, series: dict[Key, list[Tensor]], count: int) -> bool:
+        """Whether the sharpness of this chunk needs more directions."""
+        if self.rtol is None:
+            return False
+        shares = [torch.stack(v) for k, v in series.items() if k[0] == "parameter" and "grad" in k]
+        total = torch.stack(shares).sum(0)
+        chunks = max(1.0, self.batch / (self.chunk or self.batch))  # errors of chunks average out
+        met = bool(total.std() <= self.rtol * (chunks * count) ** 0.5 * total.mean())
+        if not met and count + self.count > MAX_DIRECTIONS:
+            self.limited = True
+        return not met and not self.limited
+
+    # -- spectra ---------------------------------------------------------------------------------
+
+    def _spectra(self, plan: Products, chunk: Chunk, draw: _Signs) -> dict[Key, Tensor]:
+        f = plan.f
+        v0 = draw.outputs(draw.next()).requires_grad_()
+        try:
+            with torch.enable_grad():
+                backs = torch.autograd.grad(f, plan.edges, v0, create_graph=True, allow_unused=True)
+        except RuntimeError as error:
+            first = str(error).splitlines()[0]
+            raise FlatlensError(
+                f"Lanczos needs a second derivative that this network lacks ({first}); "
+                'use method="exact"'
+            ) from error
+        found: dict[tuple[int, ...], dict[str, Tensor]] = {}
+
+        def look(edges: list[int], moments: int) -> dict[str, Tensor]:
+            if (key := tuple(edges)) not in found:
+                entries = sum(plan.rows[k][1] for k in edges)
+                gram = _gram(f, [plan.edges[k] for k in edges], [backs[k] for k in edges], v0)
+                r = min(draw.width, entries)
+                found[key] = self._look(draw.through(gram), draw, r, moments)
+            return found[key]
+
+        columns: dict[Key, Tensor] = {}
+        for name, values in look(plan.inputs, self.count).items():
+            columns["input", name] = values
+        for i, (total, through) in enumerate(zip(plan.total, plan.through, strict=True)):
+            for name, values in look([total], MOMENTS).items():
+                if name != "jackknife":
+                    columns["layer", i, name] = values
+            if total != through:
+                B = look([through], MOMENTS)
+                columns["layer", i, "singular_through"] = B["singular"]
+                columns["layer", i, "rank_through"] = B["rank"]
+                columns["layer", i, "gap_norm"] = torch.full_like(B["dimension"], torch.nan)
+        chunk.columns = {k: v for k, v in chunk.columns.items() if k[-1] not in _SPECTRAL}
+        jackknife = columns.pop(("input", "jackknife"))
+        self.replicates[-1]["input", "jackknife"] = jackknife
+        return columns
+
+    def _look(
+        self, gram: Callable[[Tensor], Tensor], draw: _Signs, r: int, moments: int
+    ) -> dict[str, Tensor]:
+        """Top singular values (NaN beyond), and the participation ratio from random directions."""
+        found = top_singular(gram, draw.next(), min(self.top, r), self.tolerance, MAX_STEPS)
+        self.converged = self.converged and bool(found.converged.all())
+        self.steps = max(self.steps, found.steps)
+        singular = found.values.new_full((len(found.values), r), torch.nan)
+        known = torch.where(found.converged, found.values, torch.nan)
+        known[:, 0] = found.values[:, 0]  # the largest is given with its flag
+        singular[:, : known.shape[1]] = known
+        first, second = [], []
+        for _ in range(moments):
+            v = draw.next()
+            w = gram(v).double()
+            first.append((v * w).sum(1))
+            second.append(w.square().sum(1))
+        one, two = torch.stack(first, 1), torch.stack(second, 1)  # [b, moments]
+        whole = _ratio(one.sum(1), two.sum(1), moments)
+        without = _ratio(
+            one.sum(1, keepdim=True) - one, two.sum(1, keepdim=True) - two, moments - 1
+        )
+        dimension = moments * whole - (moments - 1) * without.mean(1)  # jackknife: less bias
+        spread = (moments - 1) / moments * (without - without.mean(1, keepdim=True)).square().sum(1)
+        rank = torch.full((len(singular),), -1.0, dtype=torch.float64, device=singular.device)
+        return {"singular": singular, "rank": rank, "dimension": dimension, "jackknife": spread}
+
+    # -- standard errors -------------------------------------------------------------------------
+
+    def finish(self, weight_norm: str) -> Probe:
+        """One Probe with the errors of what was estimated."""
+        p = super().finish(weight_norm)
+        if not self.replicates:
+            return p
+        notes = []
+        if self.limited:
+            notes.append(f"rtol={self.rtol} was not met within {MAX_DIRECTIONS} directions")
+        if not self.converged:
+            notes.append(
+                f"Lanczos did not meet tolerance={self.tolerance} in {MAX_STEPS} steps: largest "
+                "singular values are lower ends"
+            )
+        made = Sketch(
+            min(self.used), self.seed[0], self._errors(p), self._layer_errors(p), self.converged
+        )
+        return Probe(**{**vars(p), "sketch": made, "notes": [*p.notes, *notes]})
+
+    def _error(self, weights: dict[Key, float]) -> float:
+        """The standard error of sum_k weight_k mean_i column_k."""
+        variance = 0.0
+        for chunk in self.replicates:
+            total = sum(weight * chunk[key] for key, weight in weights.items())
+            if isinstance(total, Tensor):
+                variance += float(total.var()) / len(total)
+        return variance**0.5 / self.n
+
+    def _errors(self, p: Probe) -> dict[str, float]:
+        layers = range(len(p.layers))
+        sums: dict[str, list[Key]] = {
+            "sharpness": [("parameter", q.name, "grad") for q in p.parameters],
+            "adaptive_sharpness": [("parameter", q.name, "adaptive") for q in p.parameters],
+            "sharpness_untied": [
+                ("layer", i, name) for i in layers for name in ("untied", "untied_bias")
+            ],
+            "input_invariant_mls": [("input", "invariant")],
+        }
+        errors = {name: self._error(dict.fromkeys(keys, 1.0)) for name, keys in sums.items()}
+        # sum_l ||W_l|| sqrt(mean_i w_il): its derivative by the means
+        slopes: dict[Key, float] = {
+            ("layer", i, "grad_weight"): float(0.5 * q.norm / np.sqrt(q.grad_weight.mean()))
+            for i, q in enumerate(p.layers)
+            if q.grad_weight.any()
+        }
+        errors["matrix_normalized_sharpness"] = self._error(slopes)
+        spread = sum(float(chunk["input", "jackknife"].sum()) for chunk in self.replicates)
+        errors["local_dimension"] = spread**0.5 / self.n
+        return errors
+
+    def _layer_errors(self, p: Probe) -> list[dict[str, float]]:
+        columns = {
+            "sharpness": ("grad_weight", "grad_bias"),
+            "adaptive_sharpness": ("adaptive",),
+            "sharpness_untied": ("untied", "untied_bias"),
+        }
+        return [
+            {
+                name: self._error({("layer", i, part): 1.0 for part in parts})
+                for name, parts in columns.items()
+            }
+            for i in range(len(p.layers))
+        ]
+
+
+_SPECTRAL = {"singular", "rank", "singular_through", "rank_through", "gap_norm"}
+
+
+class _Signs:
+    """Random directions of +-1, a stream of its own for each sample; ``rows`` is R^T of a loss."""
+
+    def __init__(
+        self, f: Tensor, samples: range, seed: tuple[int, int], rows: Tensor | None
+    ) -> None:
+        self.f, self.rows = f, rows
+        self.width = (f if rows is None else rows).shape[1]
+        self.streams = [np.random.default_rng([*seed, i]) for i in samples]
+
+    def next(self) -> Tensor:
+        """One direction for each sample, [b, width]."""
+        drawn = [stream.integers(0, 2, self.width, dtype=np.int8) for stream in self.streams]
+        return torch.from_numpy(2 * np.stack(drawn) - 1).to(self.f)
+
+    def outputs(self, v: Tensor) -> Tensor:
+        """R v: the direction in the space of the outputs."""
+        return v if self.rows is None else (self.rows.mT @ v[..., None]).squeeze(-1)
+
+    def through(self, gram: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """v -> R^T G R v."""
+        rows = self.rows
+        if rows is None:
+            return gram
+        return lambda v: (rows @ gram(self.outputs(v))[..., None]).squeeze(-1)
+
+
+def _gram(
+    f: Tensor, edges: list[Any], backs: list[Tensor | None], v0: Tensor
+) -> Callable[[Tensor], Tensor]:
+    """v -> A A^T v: a product onto the edges, and its transpose from their dependence on v0."""
+    pairs = zip(edges, backs, strict=True)
+    alive = [(edge, back) for edge, back in pairs if back is not None and back.requires_grad]
+    if not alive:
+        return torch.zeros_like
+    onto, outputs = [edge for edge, _ in alive], [back for _, back in alive]
+
+    def gram(v: Tensor) -> Tensor:
+        g = torch.autograd.grad(f, onto, v.contiguous(), retain_graph=True)
+        return torch.autograd.grad(outputs, v0, g, retain_graph=True)[0]
+
+    return gram
+
+
+def _merge(whole: Chunk, part: Chunk) -> None:
+    for key, column in part.columns.items():
+        if key[-1] in MEANS:
+            whole.columns[key] = whole.columns[key] + column
+        elif key[-1] in LARGEST:
+            whole.columns[key] = torch.maximum(whole.columns[key], column)
+    for name, total in part.sums.items():
+        whole.sums[name] = whole.sums[name] + total
+
+
+def _ratio(one: Tensor, two: Tensor, count: int) -> Tensor:
+    """(mean of one)^2 / mean of two from sums over ``count``; 0 where there is nothing."""
+    return torch.where(two > 0, one.square() / (two * count), 0.0)
