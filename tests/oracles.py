@@ -241,6 +241,19 @@ class Recorder:
     def linear(self, original):
         return lambda input, weight, bias=None: self.record("linear", original, input, weight, bias)
 
+    def addmm(self, original):
+        """bias + x W with W a parameter, as transformers' Conv1D does it."""
+
+        def run(x, w, b):
+            return x @ w if b is None else original(b, x, w)
+
+        def patched(bias, x, weight):
+            if not isinstance(weight, nn.Parameter) or bias.dim() != 1:
+                return original(bias, x, weight)
+            return self.record("linear", run, x, weight, bias, turned=True)
+
+        return patched
+
     def conv(self, kind, original):
         def patched(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
             geometry = {
@@ -320,6 +333,7 @@ def recording(model: nn.Module) -> Iterator[Recorder]:
 
         patch(nn.Module, "__call__", named_call)
         patch(F, "linear", recorder.linear(F.linear))
+        patch(torch, "addmm", recorder.addmm(torch.addmm))
         for kind, module in CONVS.items():
             patched = recorder.conv(kind, getattr(F, kind))
             patch(F, kind, patched)
@@ -377,7 +391,7 @@ def sharing_format(call: Call, gz: Tensor) -> tuple[Tensor, Tensor]:
     """u [G, T, d_in], J [N, G, T, d_out] from what entered the call and ∂f/∂z [N, *z.shape]."""
     x, N = call.values["x"], gz.shape[0]
     if call.kind == "linear":
-        width = call.weight.shape[-1]
+        width = call.weight.shape[0 if call.geometry.get("turned") else -1]
         return x.reshape(1, -1, width), gz.reshape(N, 1, x.numel() // width, -1)
     groups, kernel, batch = call.geometry["groups"], call.weight.shape[2:], len(x)
     gz = gz.flatten(

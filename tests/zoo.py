@@ -2084,3 +2084,82 @@ def narrow_head_weight_normed():
 @case
 def narrow_head_on_tokens():
     return made(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 5)), 3, 2, 2)
+
+
+# -- weights kept as [in, out], tables that samples take rows of ---------------------------------
+
+
+@case
+def linear_layers_that_keep_their_weight_turned():
+    """Conv1D of transformers: addmm on flattened tokens."""
+
+    def layer(x, w, b):
+        return torch.addmm(b, x.reshape(-1, x.shape[-1]), w).reshape(*x.shape[:-1], -1)
+
+    parts = {"w": parameter(3, 4), "b": parameter(4), "v": parameter(4, 2), "c": parameter(2)}
+    net = Net(lambda s, x: layer(torch.tanh(layer(x, s.w, s.b)), s.v, s.c).mean(1), **parts)
+    return made(net, 3, 2, 3)
+
+
+@case
+def turned_weight_also_used_upright():
+    parts = {"w": parameter(3, 3), "b": parameter(3)}
+    net = Net(lambda s, x: F.linear(torch.tanh(torch.addmm(s.b, x, s.w)), s.w), **parts)
+    return made(net, 3, 3)
+
+
+def embedded(run: Callable[..., Any], **parts: Any) -> Case:
+    net = shaken(Net(run, out=nn.Linear(2, 3), mix=nn.Linear(2, 2), **parts))
+    tokens = torch.tensor([[0, 1, 1], [3, 2, 0], [1, 1, 1], [4, 0, 2]])
+    return Case(net, (torch.randn(4, 3, 2), tokens))
+
+
+@case
+def tokens_beside_floats_repeat_within_a_sample():
+    def run(s, x, tokens):
+        return s.out(torch.tanh(s.mix(x + s.table(tokens)))).mean(1)
+
+    return embedded(run, table=nn.Embedding(5, 2))
+
+
+@case
+def embedding_with_padding_counted_from_the_end():
+    def run(s, x, tokens):
+        return s.out(torch.tanh(s.mix(x * s.table(tokens)))).mean(1)
+
+    return embedded(run, table=nn.Embedding(5, 2, padding_idx=-4))
+
+
+@case
+def one_table_looked_up_twice():
+    def run(s, x, tokens):
+        return s.out(torch.tanh(s.mix(x * s.table(tokens)) + s.table(tokens.flip(1)))).mean(1)
+
+    return embedded(run, table=nn.Embedding(5, 2))
+
+
+@case
+def positions_looked_up_once_for_all_samples():
+    def run(s, x, tokens):
+        places = torch.arange(3).unsqueeze(0)
+        return s.out(torch.tanh(s.mix(x + s.places(places) + s.table(tokens)))).mean(1)
+
+    return embedded(run, table=nn.Embedding(5, 2), places=nn.Embedding(4, 2))
+
+
+@case
+def as_many_positions_as_samples():
+    """A table [3, 2] for all of three samples must not pass for one row each."""
+
+    def run(s, x):
+        return s.out(torch.tanh(x + s.places(torch.arange(3)))).mean(1)
+
+    return made(Net(run, places=nn.Embedding(3, 2), out=nn.Linear(2, 3)), 3, 3, 2)
+
+
+@case
+def table_used_as_head():
+    def run(s, x, tokens):
+        return F.linear(torch.tanh(s.mix(x + s.table(tokens))).mean(1), s.table.weight)
+
+    return embedded(run, table=nn.Embedding(5, 2))

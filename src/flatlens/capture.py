@@ -16,7 +16,7 @@ the copy. What is left over is found by counting a parameter's uses in the autog
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,7 @@ class LinearMap:
     geometry: Geometry | None  # None for a linear layer
     in_shape: torch.Size
     out_shape: torch.Size
+    turned: bool = False  # the weight of a linear layer is kept as [d_in, d_out]
 
     @property
     def transposed(self) -> bool:
@@ -84,7 +85,7 @@ class LinearMap:
         """The weight as [groups, d_out, d_in]."""
         W = self.weight.detach()
         if self.geometry is None:
-            return W.unsqueeze(0)
+            return (W.mT if self.turned else W).unsqueeze(0)
         W = W.reshape(self.geometry.groups, W.shape[0] // self.geometry.groups, -1)
         return W.mT if self.geometry.transposed else W
 
@@ -110,6 +111,16 @@ class Copies:
     dim: int
 
 
+@dataclass
+class Lookup:
+    """Rows of a table (an embedding) that each sample takes, samples first."""
+
+    parameter: Tensor
+    edge: GradientEdge
+    indices: Tensor
+    padding: int  # the row without a gradient, or -1
+
+
 @dataclass(frozen=True)
 class Plan:
     """What two trial runs (one sample, two samples) learnt about a model."""
@@ -121,9 +132,13 @@ class Plan:
 class Recorder(TorchFunctionMode):
     """Records the calls of one forward pass over ``batch`` samples."""
 
-    def __init__(self, model: nn.Module, batch: int, plan: Plan) -> None:
+    def __init__(
+        self, model: nn.Module, batch: int, plan: Plan, tokens: Sequence[Tensor] = ()
+    ) -> None:
         super().__init__()
         self.batch, self.plan = batch, plan
+        self.tokens = tokens  # integer inputs, which are seen through their embeddings
+        self.embedded: list[tuple[Tensor, GradientEdge]] = []
         self.names = {id(p): name for name, p in model.named_parameters()}
         self.pad_modes = {
             (tuple(m._reversed_padding_repeated_twice), m.padding_mode)
@@ -132,6 +147,7 @@ class Recorder(TorchFunctionMode):
         }
         self.calls: list[Call] = []
         self.copies: list[Copies] = []
+        self.lookups: list[Lookup] = []
         self.events: list[torch.Size] = []  # results that a parameter met in a broadcast
         self._padded: dict[int, tuple[Tensor, Tensor, tuple[tuple[int, int], ...], str]] = {}
 
@@ -145,6 +161,10 @@ class Recorder(TorchFunctionMode):
             return self._conv(func, *args, **kwargs)
         if func is F.pad:
             return self._pad(*args, **kwargs)
+        if func in (torch.addmm, Tensor.addmm) and not kwargs and self._is_parameter(args[2]):
+            return self._addmm(*args)
+        if func is F.embedding:
+            return self._embedding(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             return self._reenter(func, args, kwargs)
         if rewrite := REWRITES.get(func):
@@ -206,6 +226,54 @@ class Recorder(TorchFunctionMode):
             pairs = tuple((pad[i], pad[i + 1]) for i in range(len(pad) - 2, -1, -2))
             self._padded[id(result)] = (result, input, pairs, mode)
         return result
+
+    def _addmm(self, bias: Tensor, input: Tensor, weight: Tensor) -> Tensor:
+        """A linear layer that keeps its weight as [d_in, d_out] (transformers' Conv1D)."""
+        alias, total = self._alias(input)
+        z = torch.addmm(bias, alias, weight)
+        if bias.dim() != 1:
+            return z
+        layer = LinearMap("linear", weight, bias, None, input.shape, z.shape, turned=True)
+        return self._record(layer, input, alias, total, z)
+
+    def _embedding(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> Tensor:
+        """Rows of a table for each sample; those of an input stand for that input."""
+        options = (padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+        z = F.embedding(input, weight, *options)
+        if self._is_parameter(weight) and not (scale_grad_by_freq or sparse):
+            z = self._rows_of(z, input, weight, padding_idx)
+        flat = input.detach().flatten()
+        if not any(t.numel() == len(flat) and torch.equal(t.flatten(), flat) for t in self.tokens):
+            return z
+        if not z.requires_grad:  # a frozen table
+            z = z.detach().requires_grad_()
+        self.embedded.append((z.detach(), get_gradient_edge(z)))
+        return z.clone()
+
+    def _rows_of(self, z: Tensor, input: Tensor, weight: Tensor, padding: int | None) -> Tensor:
+        """Note a lookup; one for all samples (positions 0, 1, 2 ...) is made one for each."""
+        event, dims = self.new_event(z.shape), self.plan.batch_dims
+        if self.batch > 1:
+            if dims is None or event >= len(dims):
+                return z
+            if dims[event] is None and z.dim() > 2 and z.shape[0] == 1:
+                z = z.expand(self.batch, *z.shape[1:])
+                input = input.expand(self.batch, *input.shape[1:])
+            elif dims[event] != 0:
+                return z
+        indices = input.detach().reshape(self.batch, -1)
+        padding = -1 if padding is None else padding % len(weight)
+        self.lookups.append(Lookup(weight, get_gradient_edge(z), indices, padding))
+        return z
 
     def _alias(self, x: Tensor) -> tuple[Tensor, GradientEdge | None]:
         if not x.requires_grad:  # a constant feeds the layer: nothing else can be told about it

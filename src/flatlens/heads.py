@@ -37,8 +37,7 @@ def find_head(
         return None
     jacobian = _jacobian(graph, f, call)
     jacobian = jacobian if rows is None else rows @ jacobian
-    weight = call.map.weight.detach()
-    basis = torch.linalg.qr((jacobian @ weight).double()).Q.to(f.dtype)  # [b, k, d]
+    basis = torch.linalg.qr((jacobian @ call.map.matrix[0]).double()).Q.to(f.dtype)  # [b, k, d]
     directions = basis.mT if rows is None else basis.mT @ rows
     return Head(len(calls) - 1, jacobian, directions)
 
@@ -46,15 +45,16 @@ def find_head(
 def products(graph: Graph, f: Tensor, call: Call, rows: Tensor | None = None) -> int | None:
     """How many products are enough because ``call`` is a head, or None."""
     weight, bias = call.map.weight, call.map.bias
+    width = call.map.matrix.shape[-1]
     narrow = (
         call.map.geometry is None
-        and weight.shape[1] < (f if rows is None else rows).shape[1]
-        and call.x.numel() == len(f) * weight.shape[1]
+        and width < (f if rows is None else rows).shape[1]
+        and call.x.numel() == len(f) * width
         and _once(graph, weight)
         and (bias is None or _once(graph, bias))
         and _separates(f, call)
     )
-    return weight.shape[1] if narrow else None
+    return width if narrow else None
 
 
 def _once(graph: Graph, p: Tensor) -> bool:
@@ -84,7 +84,7 @@ def _jacobian(graph: Graph, f: Tensor, call: Call) -> Float[Tensor, "b N o"]:
     below, _ = graph.unviewed(torch.autograd.graph.get_gradient_edge(f))
     if below.node is call.out.node:
         return torch.eye(N, dtype=f.dtype, device=f.device).expand(batch, N, N)
-    rows = f.new_empty(batch, N, len(call.map.weight))
+    rows = f.new_empty(batch, N, call.map.matrix.shape[1])
     for v in range(N):
         pick = torch.zeros_like(f)
         pick[:, v] = 1

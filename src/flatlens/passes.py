@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from flatlens.capture import Call, Graph, LinearMap, Plan, Recorder
 from flatlens.errors import FlatlensError
@@ -144,16 +144,10 @@ class Run:
         """Measure one batch of inputs."""
         if inputs.n == 0:
             raise FlatlensError("there are no samples (n = 0); give at least one")
-        if not inputs.floating:
-            raise FlatlensError(
-                "the input is of integers, by which nothing can be differentiated; feed the "
-                "network the floating-point tensor behind them (for tokens, their embeddings)"
-            )
         for t in inputs.floating:
             check_finite(t, self.n, "input")
         self.batch, self.filled = inputs.n, 0
         if self.plan is None:
-            self.M = sum(t[0].numel() for t in inputs.floating)
             self._trial(inputs)
         for rows in _progress(inputs.n, self.chunk or inputs.n):
             part = inputs.take(rows)
@@ -261,9 +255,12 @@ class Run:
         fed = inputs.map(_fed)
         edges = [get_gradient_edge(t) for t in fed.floating]
         values = [t.detach() for t in inputs.floating]
-        recorder = Recorder(self.model, inputs.n, plan)
+        recorder = Recorder(self.model, inputs.n, plan, () if values else inputs.tensors)
         with recorder:
             f = self._outputs(fed)
+        if not values:
+            values, edges = self._embedded(recorder, inputs.n)
+        self.M = sum(t[0].numel() for t in values)
         if not f.requires_grad:
             raise FlatlensError(
                 "the output does not depend differentiably on the input; it may be detached, "
@@ -271,6 +268,15 @@ class Run:
             )
         check_finite(f.detach(), self.n, "output")
         return Forward(values, edges, recorder, f)
+
+    def _embedded(self, recorder: Recorder, n: int) -> tuple[list[Tensor], list[GradientEdge]]:
+        """What stands for an input of integers: the output of its embedding."""
+        if not recorder.embedded or any(len(t) != n for t, _ in recorder.embedded):
+            raise FlatlensError(
+                "the input is of integers, by which nothing can be differentiated, and no "
+                "nn.Embedding reads it; feed the network the floating-point tensor behind them"
+            )
+        return [t for t, _ in recorder.embedded], [edge for _, edge in recorder.embedded]
 
     def _outputs(self, inputs: Inputs) -> Tensor:
         """f as [batch, N]; what goes wrong is said in one sentence."""

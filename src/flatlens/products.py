@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import CheckpointError
 
-from flatlens.capture import Call, Graph, LinearMap, Recorder
+from flatlens.capture import Call, Graph, LinearMap, Lookup, Recorder
 from flatlens.errors import FlatlensError
 from flatlens.heads import find_head
 from flatlens.layers import Buffers, Layout, Positions, split, weight_gradient
@@ -170,14 +170,18 @@ class Products:
         self.paths: dict[str, str] = {}
         self.groups: list[tuple[list[int], str | None]] = []  # calls of one weight, its parameter
         self.rules: dict[str, tuple[list[int], list[int]]] = {}  # biases of calls, edges of copies
+        self.tables: dict[str, list[tuple[int, Lookup]]] = {}  # edges of what was looked up
         self.slow: dict[str, int] = {}
         self.trainable = {id(p): name for name, p in self.named if p.requires_grad}
-        reached = [c for c in self.forward.recorder.copies if c.edge.node in self.graph.nodes]
+        recorder, nodes = self.forward.recorder, self.graph.nodes
+        reached = [c for c in recorder.copies if c.edge.node in nodes]
+        looked_up = [t for t in recorder.lookups if t.edge.node in nodes]
         for name, p in self.named:
             uses = self.graph.uses(p)
             weights = [i for i, c in enumerate(self.calls) if c.map.weight is p]
             biases = [i for i, c in enumerate(self.calls) if c.map.bias is p]
             copies = [c for c in reached if c.parameter is p]
+            lookups = [t for t in looked_up if t.parameter is p]
             seen = len(weights) + len(biases) + len(copies)
             if not p.requires_grad:
                 self.paths[name] = "frozen"
@@ -192,6 +196,13 @@ class Products:
                 self.paths[name] = "rule"
                 edges = [self._collect(c.edge, Layout(c.dim), p.numel()) for c in copies]
                 self.rules[name] = (biases, edges)
+            elif uses == len(lookups):
+                self.paths[name] = "rule"
+                layout = Layout() if self.B > 1 else None
+                self.tables[name] = [
+                    (self._collect(t.edge, layout, t.indices.shape[1] * p.shape[1]), t)
+                    for t in lookups
+                ]
             elif self.B > 1:
                 raise NeedsSinglesError(f"no fast rule for {name}")
             else:
@@ -205,7 +216,9 @@ class Products:
     def _alike(self, calls: list[int]) -> bool:
         """Whether some calls read one weight in the same way, so that positions can be joined."""
         found = {self.calls[i].map.geometry for i in calls}
-        return len({None if g is None else (g.transposed, g.groups) for g in found}) == 1
+        turned = {self.calls[i].map.turned for i in calls}
+        ways = {None if g is None else (g.transposed, g.groups) for g in found}
+        return len(ways) == len(turned) == 1
 
     # -- the products ----------------------------------------------------------------------------
 
@@ -271,6 +284,8 @@ class Products:
                 users, copies = self.rules[name]
                 uses = [*(bias_rows[i] for i in users), *(rows[k] for k in copies)]
                 shares[name] = share(p, uses)
+            elif name in self.tables:
+                shares[name] = table_share(p, [(rows[k], t) for k, t in self.tables[name]])
         return shares
 
     def _rows(self, again: bool) -> dict[int, Tensor]:
@@ -430,3 +445,17 @@ def share(p: Tensor, uses: Sequence[Tensor | None]) -> Share:
     assert isinstance(total, Tensor)
     squares = total.double().square().sum(1)  # over outputs: [b, numel]
     return squares.sum(1), squares @ p.detach().double().flatten().square()
+
+
+def table_share(p: Tensor, looked_up: Sequence[tuple[Tensor, Lookup]]) -> Share:
+    """The same of a table: a row's gradient is the sum over the places where a sample took it."""
+    N = looked_up[0][0].shape[1]
+    rows = torch.cat([g.unflatten(2, (-1, p.shape[1])) for g, _ in looked_up], 2)  # [b, N, T, d]
+    indices = torch.cat([t.indices for _, t in looked_up], 1)
+    kept = torch.cat([t.indices != t.padding for _, t in looked_up], 1)  # padding has no gradient
+    first = (indices[:, :, None] == indices[:, None, :]).int().argmax(2)  # where it was met first
+    places = first[:, None, :, None].expand(-1, N, -1, p.shape[1])
+    total = torch.zeros_like(rows).scatter_add(2, places, rows * kept[:, None, :, None])
+    squares = total.double().square().sum(1)  # [b, T, d]
+    weights = p.detach()[indices].double().square()
+    return squares.sum((1, 2)), (squares * weights).sum((1, 2))

@@ -12,8 +12,11 @@ Where a head narrower than the outputs makes the exact pass as cheap, that one i
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -26,6 +29,7 @@ from flatlens.capture import Plan
 from flatlens.errors import FlatlensError
 from flatlens.inputs import Inputs, batches
 from flatlens.lanczos import top_singular
+from flatlens.metrics import sharpness
 from flatlens.passes import Root, Run, probe_batches
 from flatlens.probes import Probe, Sketch
 from flatlens.products import Chunk, Forward, Key, Products
@@ -61,7 +65,7 @@ def sketch(
     Args:
         model: as for ``probe``; so are x, chunk, memory, output and weight_norm.
         directions: random output directions per sample.
-        seed: of the directions; a sample's own are the same in any chunk.
+        seed: of the directions; a sample has its own, the same in any chunk, order or share.
         rtol: add directions until the relative standard error of the sharpness is at most this.
         top: singular values per sample and layer.
         tolerance: of Lanczos, relative to the squared singular value.
@@ -143,13 +147,13 @@ class SketchRun(Run):
         self.exactly = auto  # the exact pass is taken
         self.used: list[int] = []
         self.replicates: list[dict[Key, Tensor]] = []  # per chunk: sums over samples, by direction
+        self.seen: Counter[int] = Counter()  # equal samples: each has directions of its own
+        self.sum, self.variance = 0.0, 0.0  # of the sharpness, over samples so far
         self.converged = True
-        self.steps = 0
-        self.limited = False
 
     def _rows_needed(self, solo: Forward) -> int:
         exact = super()._rows_needed(solo)
-        self.exactly = exact <= self.count
+        self.exactly = exact <= (EXACT_ENOUGH if self.auto else self.count)
         if self.exactly and not self.auto:
             self.notes.append(f"exact: {exact} products are no more than {self.count} directions")
         if self.auto and not (exact <= EXACT_ENOUGH and self.budget is None):
@@ -166,9 +170,8 @@ class SketchRun(Run):
             start = time.perf_counter()
             for _ in range(3):
                 torch.autograd.grad(solo.f.sum(), solo.edges, retain_graph=True, allow_unused=True)
-            seconds = (
-                time.perf_counter() - start
-            ) * self.batch  # per product: itself, and as much twice for the layers
+            # per product: itself, and as much twice for the layers
+            seconds = (time.perf_counter() - start) * self.batch
             self.exactly = exact <= sketched or exact * seconds <= self.budget
             told += f", {exact * seconds:.3g} s against {sketched * seconds:.3g} s"
             told += f" with a budget of {self.budget:g} s"
@@ -188,10 +191,23 @@ class SketchRun(Run):
         plan = self._products(inputs)
         if self.exactly:
             return plan.run()
-        draw = _Signs(plan.f, range(self.n, self.n + inputs.n), self.seed, self.rows)
+        draw = _Signs(plan.f, self._streams(inputs), self.rows)
         chunk = self._average(plan, draw)
         chunk.columns |= self._spectra(plan, chunk, draw)
         return chunk
+
+    def _streams(self, inputs: Inputs) -> list[np.random.Generator]:
+        """Random numbers that belong to a sample by what it holds, not by where it stands."""
+        streams = []
+        for i in range(inputs.n):
+            digest = hashlib.blake2b(digest_size=8)
+            for t in inputs.tensors:
+                flat = t[i].detach().cpu().contiguous().reshape(-1)
+                digest.update(flat.view(torch.uint8).numpy().tobytes())
+            key = int.from_bytes(digest.digest(), "big")
+            streams.append(np.random.default_rng([*self.seed, key, self.seen[key]]))
+            self.seen[key] += 1
+        return streams
 
     # -- sums of squares -------------------------------------------------------------------------
 
@@ -200,7 +216,7 @@ class SketchRun(Run):
         chunk: Chunk | None = None
         series: dict[Key, list[Tensor]] = {}
         count = 0
-        while chunk is None or self._unsure(series, count):
+        while chunk is None or self._unsure(self._sharpness(series), count):
             for _ in range(self.count):
                 plan.directions = draw.outputs(draw.next()).unsqueeze(1)
                 found = plan.run(again=True)
@@ -219,36 +235,32 @@ class SketchRun(Run):
             if key[-1] in MEANS:
                 chunk.columns[key] = column / count
         chunk.sums = {name: total / count for name, total in chunk.sums.items()}
+        total = self._sharpness(series)
+        self.sum += float(total.mean())
+        self.variance += float(total.var()) / count
         self.used.append(count)
         self.replicates.append({key: torch.stack(parts) for key, parts in series.items()})
         return chunk
 
-    def _unsure(self, series: dict[Key, list[Tensor]], count: int) -> bool:
-        """Whether the sharpness of this chunk needs more directions."""
-        if self.rtol is None:
-            return False
+    def _sharpness(self, series: dict[Key, list[Tensor]]) -> Tensor:
+        """The sum over samples of a chunk, by direction."""
         shares = [torch.stack(v) for k, v in series.items() if k[0] == "parameter" and "grad" in k]
-        total = torch.stack(shares).sum(0)
-        chunks = max(1.0, self.batch / (self.chunk or self.batch))  # errors of chunks average out
-        met = bool(total.std() <= self.rtol * (chunks * count) ** 0.5 * total.mean())
-        if not met and count + self.count > MAX_DIRECTIONS:
-            self.limited = True
-        return not met and not self.limited
+        return torch.stack(shares).sum(0) if shares else torch.zeros(2)
+
+    def _unsure(self, total: Tensor, count: int) -> bool:
+        """Whether this chunk needs more directions, so that all until here is known to rtol."""
+        if self.rtol is None or count + self.count > MAX_DIRECTIONS:
+            return False
+        variance = self.variance + float(total.var()) / count
+        return variance**0.5 > self.rtol * (self.sum + float(total.mean()))
 
     # -- spectra ---------------------------------------------------------------------------------
 
     def _spectra(self, plan: Products, chunk: Chunk, draw: _Signs) -> dict[Key, Tensor]:
         f = plan.f
         v0 = draw.outputs(draw.next()).requires_grad_()
-        try:
-            with torch.enable_grad():
-                backs = torch.autograd.grad(f, plan.edges, v0, create_graph=True, allow_unused=True)
-        except RuntimeError as error:
-            first = str(error).splitlines()[0]
-            raise FlatlensError(
-                f"Lanczos needs a second derivative that this network lacks ({first}); "
-                'use method="exact"'
-            ) from error
+        with _second_derivative(), torch.enable_grad():
+            backs = torch.autograd.grad(f, plan.edges, v0, create_graph=True, allow_unused=True)
         found: dict[tuple[int, ...], dict[str, Tensor]] = {}
 
         def look(edges: list[int], moments: int) -> dict[str, Tensor]:
@@ -282,7 +294,6 @@ class SketchRun(Run):
         """Top singular values (NaN beyond), and the participation ratio from random directions."""
         found = top_singular(gram, draw.next(), min(self.top, r), self.tolerance, MAX_STEPS)
         self.converged = self.converged and bool(found.converged.all())
-        self.steps = max(self.steps, found.steps)
         singular = found.values.new_full((len(found.values), r), torch.nan)
         known = torch.where(found.converged, found.values, torch.nan)
         known[:, 0] = found.values[:, 0]  # the largest is given with its flag
@@ -311,16 +322,15 @@ class SketchRun(Run):
         if not self.replicates:
             return p
         notes = []
-        if self.limited:
+        errors = self._errors(p)
+        if self.rtol is not None and errors["sharpness"] > self.rtol * sharpness(p):
             notes.append(f"rtol={self.rtol} was not met within {MAX_DIRECTIONS} directions")
         if not self.converged:
             notes.append(
                 f"Lanczos did not meet tolerance={self.tolerance} in {MAX_STEPS} steps: largest "
                 "singular values are lower ends"
             )
-        made = Sketch(
-            min(self.used), self.seed[0], self._errors(p), self._layer_errors(p), self.converged
-        )
+        made = Sketch(min(self.used), self.seed[0], errors, self._layer_errors(p), self.converged)
         return Probe(**{**vars(p), "sketch": made, "notes": [*p.notes, *notes]})
 
     def _error(self, weights: dict[Key, float]) -> float:
@@ -375,12 +385,9 @@ _SPECTRAL = {"singular", "rank", "singular_through", "rank_through", "gap_norm"}
 class _Signs:
     """Random directions of +-1, a stream of its own for each sample; ``rows`` is R^T of a loss."""
 
-    def __init__(
-        self, f: Tensor, samples: range, seed: tuple[int, int], rows: Tensor | None
-    ) -> None:
-        self.f, self.rows = f, rows
+    def __init__(self, f: Tensor, streams: list[np.random.Generator], rows: Tensor | None) -> None:
+        self.f, self.streams, self.rows = f, streams, rows
         self.width = (f if rows is None else rows).shape[1]
-        self.streams = [np.random.default_rng([*seed, i]) for i in samples]
 
     def next(self) -> Tensor:
         """One direction for each sample, [b, width]."""
@@ -411,9 +418,25 @@ def _gram(
 
     def gram(v: Tensor) -> Tensor:
         g = torch.autograd.grad(f, onto, v.contiguous(), retain_graph=True)
-        return torch.autograd.grad(outputs, v0, g, retain_graph=True)[0]
+        with _second_derivative():
+            return torch.autograd.grad(outputs, v0, g, retain_graph=True)[0]
 
     return gram
+
+
+@contextlib.contextmanager
+def _second_derivative() -> Iterator[None]:
+    """Say what a network lacks that cannot be differentiated twice."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        first = str(error).splitlines()[0]
+        raise FlatlensError(
+            f"Lanczos needs a second derivative that this network lacks ({first}); "
+            'use method="exact"'
+        ) from error
 
 
 def _merge(whole: Chunk, part: Chunk) -> None:
