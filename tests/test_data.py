@@ -3,15 +3,18 @@
 import gzip
 import os
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from flatlens.errors import FlatlensError
 from flatlens.experiments import data as module
 from flatlens.experiments.data import load
+from flatlens.experiments.fetch import PUBLISHED
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(6, 3)), np.array([0, 1, 2, 0, 1, 2])
@@ -110,7 +113,7 @@ def test_npz_refuses_a_single_array(tmp_path):
         load(f"npz:{tmp_path / 'x.npy'}")
 
 
-@pytest.mark.parametrize("name", ["mnist", "npz", "npz:", ""])
+@pytest.mark.parametrize("name", ["mnist", "npz", "npz:", "folder:", "synthetic:", ""])
 def test_unknown_names_are_refused(name):
     with pytest.raises(FlatlensError, match="Unknown data"):
         load(name)
@@ -132,7 +135,8 @@ def idx(array) -> bytes:
 
 IMAGES = RNG.integers(0, 256, size=(5, 28, 28))
 LABELS = np.array([9, 0, 0, 3, 7])
-TRAIN_X, TRAIN_Y, TEST_X, TEST_Y = module.FASHION_MNIST
+FASHION_MNIST, CIFAR10 = (list(PUBLISHED[name].files) for name in ("fashion-mnist", "cifar10"))
+TRAIN_X, TRAIN_Y, TEST_X, TEST_Y = FASHION_MNIST
 
 
 @pytest.fixture
@@ -149,7 +153,7 @@ def make_fashion(folder: Path) -> Path:
     folder = folder / "fashion-mnist"
     folder.mkdir(parents=True)
     arrays = (IMAGES, LABELS, IMAGES[:2], LABELS[:2])
-    for name, array in zip(module.FASHION_MNIST, arrays, strict=True):
+    for name, array in zip(FASHION_MNIST, arrays, strict=True):
         (folder / name).write_bytes(idx(array))
     return folder
 
@@ -158,7 +162,7 @@ def make_cifar(folder: Path, labels=range(10)) -> Path:
     """One image of each class in each of the five training files, and in the test file."""
     folder = folder / "cifar10" / "cifar-10-batches-bin"
     folder.mkdir(parents=True)
-    for k, name in enumerate(module.CIFAR10):
+    for k, name in enumerate(CIFAR10):
         (folder.parent / name).write_bytes(
             b"".join(bytes([c]) + bytes([10 * k + c]) * 3071 + b"\xff" for c in labels)
         )
@@ -319,6 +323,211 @@ def test_the_cache_folder_comes_second(root):
     (folder / TRAIN_X).write_bytes(idx(IMAGES[:3]))
     (folder / TRAIN_Y).write_bytes(idx(LABELS[:3]))
     assert len(load("fashion-mnist").x_train) == 3
+
+
+# ------------------------------------------------------------------ options in the name
+
+
+def test_options_may_stand_in_the_name(root, few):
+    make_cifar(root)
+    make_fashion(root)
+    assert load("cifar10?classes=3,8").y_test.tolist() == [3, 8]
+    assert load("cifar10?classes=3").y_test.tolist() == [3]
+    assert load("cifar10", classes=3).y_test.tolist() == [3]
+    assert load("fashion-mnist?shape=image").x_train.shape == (5, 1, 28, 28)
+    data = load("synthetic:gaussians?n=7&dim=3", classes=2)
+    assert (data.x_train.shape, data.x_test.shape, data.classes) == ((7, 3), (7, 3), 2)
+
+
+def test_a_path_may_have_a_question_mark(tmp_path):
+    np.savez(tmp_path / "what?.npz", x=X, y=Y)
+    assert len(load(f"npz:{tmp_path / 'what?.npz'}").x_train) == 6
+
+
+BAD_OPTIONS = {
+    "cifar10?colour=red": "unexpected keyword argument 'colour'",
+    "digits?n=3": "unexpected keyword argument 'n'",
+    "cifar10?classes=a": "classes takes whole numbers, not 'a'",
+    "cifar10?classes=": "classes takes whole numbers, not ''",
+    "cifar10?classes": "options are written name?key=value&key=value",
+    "synthetic:teacher?n=1.5": "n takes whole numbers, not '1.5'",
+    "synthetic:teacher?noise=loud": "noise takes a number, not 'loud'",
+    "synthetic:teacher?n=5&n=6": "given the option n twice",
+    "synthetic:teacher?n=0": "n=0 of synthetic data must be at least 1",
+    "synthetic:gaussians?noise=nan": "must be finite and not negative",
+    "synthetic:gaussians?seed=-1": "must be finite and not negative",
+    "synthetic:moons": "Unknown data 'synthetic:moons'",
+}
+
+
+@pytest.mark.parametrize("name", BAD_OPTIONS)
+def test_options_that_are_refused(name):
+    assert BAD_OPTIONS[name] in refusal(name)
+
+
+def test_an_option_given_both_ways_is_refused():
+    assert "the option n twice" in refusal("synthetic:teacher?n=5", n=6)
+
+
+# ------------------------------------------------------------------ made up
+
+
+@pytest.mark.parametrize("name", ["synthetic:gaussians", "synthetic:teacher"])
+def test_synthetic_data_depends_on_its_seed_alone(name):
+    first, torch_state = load(name), torch.get_rng_state()
+    again, other = load(name, seed=0), load(f"{name}?seed=1")
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    for field in ("x_train", "y_train", "x_test", "y_test"):
+        assert torch.equal(getattr(first, field), getattr(again, field))
+        assert not torch.equal(getattr(first, field), getattr(other, field))
+    assert (first.x_train.dtype, first.y_train.dtype) == (torch.float32, torch.int64)
+    assert (first.x_train.shape, first.classes) == ((1000, 20), 10)
+    assert first.y_train.unique().tolist() == list(range(10))
+
+
+def test_gaussians_lie_around_centres_of_length_one():
+    data = load("synthetic:gaussians?n=20000&dim=5&classes=3&noise=0.1")
+    for label in range(3):
+        cloud = data.x_train[data.y_train == label]
+        assert cloud.mean(0).norm() == pytest.approx(1, abs=0.01)
+        assert cloud.std(0).numpy() == pytest.approx(0.1, rel=0.05)
+        # the test part lies around the same centres
+        assert data.x_test[data.y_test == label].mean(0) == pytest.approx(cloud.mean(0), abs=0.01)
+
+
+def test_noise_flips_labels_of_the_teacher():
+    clean, noisy = load("synthetic:teacher"), load("synthetic:teacher?noise=0.2")
+    assert torch.equal(clean.x_train, noisy.x_train)
+    agree = (clean.y_train == noisy.y_train).double().mean()
+    assert 0.5 < agree < 0.95
+
+
+# ------------------------------------------------------------------ folders of images
+
+
+def make_images(folder: Path, counts: dict[str, int], size=(4, 6), suffix="png") -> Path:
+    """Grey value 10 * class + number in every pixel, red channel 200; size is height, width."""
+    for c, (name, count) in enumerate(counts.items()):
+        (folder / name).mkdir(parents=True)
+        for k in range(count):
+            pixels = np.full((*size, 3), 10 * c + k, np.uint8)
+            pixels[..., 0] = 200
+            Image.fromarray(pixels).save(folder / name / f"{k}.{suffix}")
+    return folder
+
+
+def test_folder(tmp_path):
+    make_images(tmp_path / "pets", {"cat": 4, "dog": 3})
+    (tmp_path / "pets" / "cat" / "notes.txt").write_text("no image")
+    (tmp_path / "pets" / ".hidden").mkdir()
+    data = load(f"folder:{tmp_path / 'pets'}")
+    assert (data.x_train.shape, len(data.x_test), data.classes) == ((7, 3, 4, 6), 0, 2)
+    assert (data.x_train[:, 0] == torch.tensor(200.0) / 255).all()
+    values = (255 * data.x_train[:, 1, 0, 0]).round().int().tolist()
+    assert sorted(zip(data.y_train.tolist(), values, strict=True)) == [
+        *((0, k) for k in range(4)),
+        *((1, 10 + k) for k in range(3)),
+    ]
+
+
+def test_folder_mixes_the_classes_always_alike(tmp_path):
+    make_images(tmp_path / "a", {"cat": 20, "dog": 20})
+    make_images(tmp_path / "b", {"cat": 20, "dog": 20})
+    first, second = load(f"folder:{tmp_path / 'a'}"), load(f"folder:{tmp_path / 'b'}")
+    assert torch.equal(first.x_train, second.x_train)
+    assert set(first.y_train[:10].tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("test", ["test", "val"])
+def test_folder_with_a_test_part(tmp_path, test):
+    make_images(tmp_path / "train", {"cat": 2, "dog": 2}, suffix="JPEG")
+    make_images(tmp_path / test, {"dog": 3}, suffix="jpg")
+    data = load(f"folder:{tmp_path}")
+    assert (len(data.x_train), data.y_test.tolist(), data.classes) == (4, [1, 1, 1], 2)
+
+
+def test_folder_in_another_size_and_grey(tmp_path):
+    make_images(tmp_path, {"cat": 1, "dog": 1})
+    make_images(tmp_path, {"bird": 1}, size=(9, 5))
+    assert load(f"folder:{tmp_path}?size=8").x_train.shape == (3, 3, 8, 8)
+    assert load(f"folder:{tmp_path}", size=(2, 3), channels=1).x_train.shape == (3, 1, 2, 3)
+
+
+def test_a_size_takes_the_middle_of_an_image(tmp_path):
+    (tmp_path / "a").mkdir()
+    pixels = np.zeros((4, 8), np.uint8)
+    pixels[:, 2:6] = 255
+    Image.fromarray(pixels).save(tmp_path / "a" / "wide.png")
+    assert (load(f"folder:{tmp_path}?size=4").x_train == 1).all()
+
+
+def sixteen_bits(folder):
+    (folder / "deep").mkdir()
+    Image.fromarray(np.zeros((4, 6), np.uint16)).save(folder / "deep" / "a.png")
+
+
+BAD_FOLDERS = {
+    "none is not a folder": lambda folder: folder.rmdir(),
+    "none has no class folders": lambda folder: None,
+    "none has no images (.png, .jpg, .jpeg)": lambda folder: (folder / "cat").mkdir(),
+    "cat has no images": lambda folder: make_images(folder, {"cat": 0, "dog": 2}),
+    "0.png has 9 x 5 pixels, but": lambda folder: [
+        make_images(folder, {"cat": 9}),
+        make_images(folder, {"dog": 1}, size=(9, 5)),
+    ],
+    "a.png has more than 8 bits a pixel": sixteen_bits,
+    "val/wolf is a class that the training folder lacks": lambda folder: [
+        make_images(folder / "train", {"cat": 1}),
+        make_images(folder / "val", {"wolf": 1}),
+    ],
+    "val have 9 x 5 pixels": lambda folder: [
+        make_images(folder / "train", {"cat": 1}),
+        make_images(folder / "val", {"cat": 1}, size=(9, 5)),
+    ],
+}
+
+
+@pytest.mark.parametrize("reason", BAD_FOLDERS)
+def test_folder_refuses(tmp_path, reason):
+    folder = tmp_path / "none"
+    folder.mkdir()
+    BAD_FOLDERS[reason](folder)
+    sentence = refusal(f"folder:{folder}")
+    if "but" in reason:  # which of the two sizes comes first is a matter of names
+        assert "give size=" in sentence
+        assert "9 x 5" in sentence
+    else:
+        assert reason in sentence
+
+
+@pytest.mark.parametrize("content", [b"", b"no image"])
+def test_folder_names_a_bad_image(tmp_path, content):
+    make_images(tmp_path, {"cat": 3})
+    (tmp_path / "cat" / "1.png").write_bytes(content)
+    assert f"Cannot read {tmp_path / 'cat' / '1.png'}" in refusal(f"folder:{tmp_path}")
+
+
+def test_folder_names_a_truncated_image(tmp_path):
+    noise = RNG.integers(0, 256, size=(64, 64, 3), dtype=np.uint8)
+    (tmp_path / "cat").mkdir()
+    for name in ("a.png", "b.jpg"):
+        path = tmp_path / "cat" / name
+        Image.fromarray(noise).save(path)
+        path.write_bytes(path.read_bytes()[:-1000])
+        assert f"Cannot read {path}: it is cut short" in refusal(f"folder:{tmp_path}")
+        path.unlink()
+
+
+@pytest.mark.parametrize("options", [{"size": 0}, {"size": (1, 2, 3)}, {"channels": 2}])
+def test_folder_refuses_options(tmp_path, options):
+    make_images(tmp_path, {"cat": 1})
+    assert f"of {tmp_path}" in refusal(f"folder:{tmp_path}", **options)
+
+
+def test_folder_without_pillow(tmp_path, monkeypatch):
+    make_images(tmp_path, {"cat": 1})
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    assert "pip install flatlens[images]" in refusal(f"folder:{tmp_path}")
 
 
 # ------------------------------------------------------------------ the real thing

@@ -18,9 +18,12 @@ WIDE += ["narrow_head_used_twice", "narrow_head_weight_normed", "narrow_head_on_
 def test_products_are_saved_only_behind_a_head(name, monkeypatch):
     seen = []
     real = products.Products._rows
-    monkeypatch.setattr(
-        products.Products, "_rows", lambda self, again: seen.append((self.N, self.outputs)) or real(self, again)
-    )
+
+    def counted(self, again):
+        seen.append((self.N, self.outputs))
+        return real(self, again)
+
+    monkeypatch.setattr(products.Products, "_rows", counted)
     case = ZOO[name]()
     p = fl.probe(case.model, case.x)
     assert {outputs for _, outputs in seen} == {p.N}

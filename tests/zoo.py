@@ -2148,16 +2148,6 @@ def positions_looked_up_once_for_all_samples():
 
 
 @case
-def as_many_positions_as_samples():
-    """A table [3, 2] for all of three samples must not pass for one row each."""
-
-    def run(s, x):
-        return s.out(torch.tanh(x + s.places(torch.arange(3)))).mean(1)
-
-    return made(Net(run, places=nn.Embedding(3, 2), out=nn.Linear(2, 3)), 3, 3, 2)
-
-
-@case
 def table_used_as_head():
     def run(s, x, tokens):
         return F.linear(torch.tanh(s.mix(x + s.table(tokens))).mean(1), s.table.weight)

@@ -305,13 +305,13 @@ def weight_gradient(calls: list[Positions], invariant: bool = False) -> WeightSu
     W, N = calls[0].W, calls[0].N
     g, o, i = W.shape
     T = sum(c.T for c in calls)
-    # In multiply-adds, as measured: 24 stands for writing, squaring and summing one entry of a
-    # gradient, 4 for float64 and the indexing of pairs.
+    # In multiply-adds per weight, as measured: 24 stands for writing, squaring and summing one entry
+    # of a gradient, 4 for float64 and the indexing of pairs, 8 for their products over directions.
     pairs = T * (T + 1) // 2
     route: Callable[..., tuple[Tensor, ...]]
     if T == 1 and not invariant:
         route, entries = _by_outer, N * max(i, o)
-    elif 4 * pairs < N * (T + 24) and not invariant:
+    elif 4 * pairs * (1 + 8 * N / i) < N * (T + 24) and not invariant:
         route, entries = _by_pairs, pairs * max(i, o)
     else:
         route, entries = _by_forming, N * i * o

@@ -251,11 +251,11 @@ LOSS_AWARE = {"gauss_newton_trace": "sharpness", "loss_mls": "mls", "loss_nmls":
 
 def _wanted(quantities: str | Sequence[str]) -> tuple[list[str], list[str]]:
     """The names that one pass gives, and those that take passes of their own."""
-    if quantities == "default":
-        return list(METRICS), []
-    if quantities == "all":
-        return list(METRICS), list(PERTURBED)
     names = [quantities] if isinstance(quantities, str) else list(quantities)
+    if names == ["default"]:
+        return list(METRICS), []
+    if names == ["all"]:
+        return list(METRICS), list(PERTURBED)
     for name in names:
         if name not in METRICS and name not in PERTURBED:
             known = ", ".join([*METRICS, *PERTURBED])
@@ -284,7 +284,8 @@ def perturbed(name: str, model: nn.Module, x: Any, y: Any, **options: Any) -> di
 
     function = getattr(perturb, name)
     known = inspect.signature(function).parameters
-    found = function(model, x, y, **{k: v for k, v in options.items() if k in known})
+    given = {"y": y, **{k: v for k, v in options.items() if v is not None}}
+    found = function(model, x, **{k: v for k, v in given.items() if k in known})
     values = {name: found.value}
     if found.se > 0:
         values[f"{name}_se"] = found.se

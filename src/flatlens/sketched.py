@@ -54,7 +54,7 @@ def sketch(
     seed: int = 0,
     rtol: float | None = None,
     top: int = 3,
-    tolerance: float = 1e-3,
+    tolerance: float = 1e-2,
     chunk: int | None = None,
     memory: int | None = None,
     output: Any = None,
@@ -96,7 +96,7 @@ def sketch_batches(
     seed: int | tuple[int, int] = 0,
     rtol: float | None = None,
     top: int = 3,
-    tolerance: float = 1e-3,
+    tolerance: float = 1e-2,
     auto: bool = False,
     budget: float | None = None,
     **options: Any,
@@ -162,8 +162,8 @@ class SketchRun(Run):
 
     def _choose(self, exact: int, solo: Forward) -> None:
         """Exact or not, by the number of products each takes; say so."""
-        steps = 3 * 12  # a Lanczos step is a product and its transpose; some twelve are usual
-        sketched = self.count + steps * (len(solo.recorder.calls) + 1) // 2
+        # A layer's Lanczos takes some 14 steps, an eighth of a product with all its algebra each.
+        sketched = self.count + 2 * (len(solo.recorder.calls) + 1)
         self.exactly = exact <= max(EXACT_ENOUGH, TIMES_DEARER * sketched)
         told = f"{exact} products a sample against about {sketched}"
         if self.budget is not None:

@@ -1,10 +1,23 @@
-"""Data sets by name: `digits` (embedded), `fashion-mnist`, `cifar10`, `npz:PATH` (anyone's arrays).
+"""Data sets by name. Options of a data set are written behind its name: `cifar10?classes=0,1`.
+
+    digits               1,797 UCI digits, embedded
+    fashion-mnist        70,000 clothes, 28 x 28; shape=flat or image
+    cifar10              60,000 colour images, 32 x 32; classes (all)
+    npz:PATH             arrays x, y and, if there, x_test, y_test
+    folder:PATH          images class/*.png, .jpg, .jpeg, or these in train/ and test/ or val/;
+                         size (as they are), channels=3, or 1 for grey
+    synthetic:gaussians  a cloud a class; n=1000, dim=20, classes=10, noise=0.25, seed=0
+    synthetic:teacher    labels of a random network; n, dim, classes, seed, noise=0, hidden=20
+
+Several options are joined by `&`, several numbers by commas: `synthetic:teacher?n=500&dim=8`,
+`folder:photos?size=64,48` (height, width).
 
 The format is one for all: inputs `x` of shape `[n, ...]`, one sample a row; targets `y` either
-integer classes `[n]` or float targets `[n]` or `[n, N]`.
+integer classes `[n]` or float targets `[n]` or `[n, N]`. Pixels are divided by 255.
 
 Published files are looked for in the folder that the environment variable FLATLENS_DATA names,
-then in the cache folder, each data set in a folder of its own name:
+then in the cache folder, each data set in a folder of its own name (`flatlens data` lists, fetches
+and verifies them):
 
     fashion-mnist/train-images-idx3-ubyte.gz ...        the four official files
     cifar10/cifar-10-batches-bin/data_batch_1.bin ...   the official binary version
@@ -13,10 +26,10 @@ then in the cache folder, each data set in a folder of its own name:
 from __future__ import annotations
 
 import inspect
-import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -28,20 +41,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flatlens.errors import FlatlensError
+from flatlens.experiments import images, synthetic
+from flatlens.experiments.fetch import locate
 from flatlens.experiments.formats import CIFAR_CLASSES, read_cifar, read_idx, read_npz
 
 DIGITS_TRAIN = 1_000  # of 1,797; the rest is the test part
 KEYS = ("x", "y", "x_test", "y_test")  # the arrays of an npz file
-FASHION_MNIST = tuple(
-    f"{part}-{what}-ubyte.gz"
-    for part in ("train", "t10k")
-    for what in ("images-idx3", "labels-idx1")
-)
-CIFAR10 = tuple(
-    f"cifar-10-batches-bin/{name}.bin"
-    for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")
-)
 CIFAR10_COUNTS = {"training": 5_000, "test": 1_000}  # images of each class, as published
+# a path may have a question mark of its own: only key=value&key=value behind it are options
+OPTIONS = re.compile(r"(?P<name>.+?)\?(?P<options>\w+=[^&]*(&\w+=[^&]*)*)")
 
 
 @dataclass(frozen=True)
@@ -56,24 +64,59 @@ class Data:
 
 
 def load(name: str, **options: Any) -> Data:
-    """The data set called `name`: `digits`, `fashion-mnist`, `cifar10` or `npz:PATH`.
+    """The data set called `name`, as in the table of this module.
 
-    `options` are the keyword arguments of its reader, such as `classes=(0, 1)` of `cifar10`.
+    `options` are those of the table: `load("cifar10", classes=(0, 1))` is
+    `load("cifar10?classes=0,1")`.
 
     >>> data = load("digits")
     >>> data.x_train.shape, data.y_test.shape, data.classes
     (torch.Size([1000, 64]), torch.Size([797]), 10)
+    >>> load("synthetic:gaussians?n=50&dim=3").x_train.shape
+    torch.Size([50, 3])
     """
-    kind, _, path = name.partition(":")
-    reader = partial(npz, Path(path)) if kind == "npz" and path else READERS.get(name)
-    if reader is None:
-        known = ", ".join(READERS)
-        raise FlatlensError(f"Unknown data {name!r}; use {known} or npz:PATH.")
+    found = OPTIONS.fullmatch(name)
+    reader = _reader(found["name"] if found else name)
+    written = _written(name, reader, found["options"]) if found else {}
+    if twice := written.keys() & options.keys():
+        raise FlatlensError(f"Data {name!r} is given the option {min(twice)} twice.")
     try:
-        inspect.signature(reader).bind(**options)
+        inspect.signature(reader).bind(**written, **options)
     except TypeError as error:
         raise FlatlensError(f"Data {name!r} cannot take these options: {error}.") from error
-    return reader(**options)
+    return reader(**written, **options)
+
+
+def _reader(name: str) -> Callable[..., Data]:
+    kind, _, rest = name.partition(":")
+    if name in READERS:
+        return READERS[name]
+    if kind in PATHS and rest:
+        return partial(PATHS[kind], Path(rest))
+    if kind == "synthetic" and rest in synthetic.KINDS:
+        return _made(synthetic.KINDS[rest])
+    known = ", ".join([*READERS, *(f"synthetic:{k}" for k in synthetic.KINDS)])
+    hint = "; options are written name?key=value&key=value" if "?" in name else ""
+    raise FlatlensError(f"Unknown data {name!r}; use {known}, npz:PATH or folder:PATH{hint}.")
+
+
+def _written(name: str, reader: Callable[..., Data], text: str) -> dict[str, Any]:
+    """Options in a name; the reader's default says what kind of value each one is."""
+    parameters = inspect.signature(reader).parameters
+    options: dict[str, Any] = {}
+    for key, _, value in (item.partition("=") for item in text.split("&")):
+        if key in options:
+            raise FlatlensError(f"Data {name!r} is given the option {key} twice.")
+        default = parameters[key].default if key in parameters else ""
+        try:
+            if default is None:
+                options[key] = tuple(int(number) for number in value.split(","))
+            else:
+                options[key] = type(default)(value)
+        except ValueError as error:
+            kind = "whole numbers" if default is None or type(default) is int else "a number"
+            raise FlatlensError(f"Data {name!r}: {key} takes {kind}, not {value!r}.") from error
+    return options
 
 
 def digits() -> Data:
@@ -97,7 +140,7 @@ def fashion_mnist(shape: str = "flat") -> Data:
     """
     if shape not in ("flat", "image"):
         raise FlatlensError(f"Unknown shape {shape!r} of fashion-mnist; use flat or image.")
-    x, y, x_test, y_test = _published("fashion-mnist", FASHION_MNIST)
+    x, y, x_test, y_test = locate("fashion-mnist")
     train, test = _idx_pair(x, y, shape), _idx_pair(x_test, y_test, shape)
     return Data(*train, *test, classes=10)
 
@@ -113,17 +156,18 @@ def _idx_pair(images: Path, labels: Path, shape: str) -> tuple[Tensor, Tensor]:
     return _pixels(x.reshape(len(x), *((784,) if shape == "flat" else (1, 28, 28)))), _labels(y)
 
 
-def cifar10(classes: Sequence[int] | None = None) -> Data:
+def cifar10(classes: int | Sequence[int] | None = None) -> Data:
     """CIFAR-10 (Krizhevsky, 2009): 3 x 32 x 32 pixels / 255, 50,000 to train, 10,000 to test.
 
     `classes=(0, 1)` keeps the images of these classes, in the published order. Targets stay class
     indices among ten, so that a network has ten outputs whatever the choice, as in the paper.
     A copy cut to some classes serves them; every class asked for must be complete.
     """
+    classes = (classes,) if isinstance(classes, int) else classes
     wanted = sorted(set(range(CIFAR_CLASSES) if classes is None else classes))
     if not wanted or not set(wanted) <= set(range(CIFAR_CLASSES)):
         raise FlatlensError(f"Classes of cifar10 are numbers from 0 to 9, not {classes!r}.")
-    files = _published("cifar10", CIFAR10)
+    files = locate("cifar10")
     train = _cifar_part(files[:-1], wanted, "training")
     test = _cifar_part(files[-1:], wanted, "test")
     return Data(*train, *test, classes=CIFAR_CLASSES)
@@ -131,9 +175,9 @@ def cifar10(classes: Sequence[int] | None = None) -> Data:
 
 def _cifar_part(files: list[Path], wanted: list[int], part: str) -> tuple[Tensor, Tensor]:
     kept = []
-    for images, labels in map(read_cifar, files):
+    for pixels, labels in map(read_cifar, files):
         choice = np.isin(labels, wanted)
-        kept.append((images[choice], labels[choice]))
+        kept.append((pixels[choice], labels[choice]))
     x, y = (np.concatenate(arrays) for arrays in zip(*kept, strict=True))
     counts = np.bincount(y, minlength=CIFAR_CLASSES)
     for label in wanted:
@@ -149,24 +193,8 @@ def _pixels(x: UInt8[np.ndarray, "n ..."]) -> Float[Tensor, "n ..."]:
     return torch.from_numpy(x.astype(np.float32)).div_(255)
 
 
-def _labels(y: UInt8[np.ndarray, " n"]) -> Int[Tensor, " n"]:
+def _labels(y: Int[np.ndarray, " n"] | UInt8[np.ndarray, " n"]) -> Int[Tensor, " n"]:
     return torch.from_numpy(y.astype(np.int64))
-
-
-def _published(name: str, files: Sequence[str]) -> list[Path]:
-    """Where the files of a published data set lie: all of them in one place, or a refusal."""
-    named = os.environ.get("FLATLENS_DATA")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flatlens"
-    folders = [Path(root) / name for root in (named, cache) if root]
-    for folder in folders:
-        if all((folder / file).is_file() for file in files):
-            return [folder / file for file in files]
-    missing = [file for file in files if not (folders[0] / file).is_file()]
-    first = f"{folders[0]}" if named else f"{name} in a folder that you name in FLATLENS_DATA"
-    raise FlatlensError(
-        f"The data {name} is not here: put {', '.join(missing)} into {first} (FLATLENS_DATA is "
-        f"looked at first), or all of its {len(files)} files into {cache / name}."
-    )
 
 
 def npz(path: Path) -> Data:
@@ -232,8 +260,36 @@ def _classes(path: Path, y: Int[Tensor, " n"] | Float[Tensor, "n ..."]) -> int:
     return int(y.max()) + 1
 
 
+def folder(path: Path, size: int | Sequence[int] | None = None, channels: int = 3) -> Data:
+    """Images in folders of their classes; a test part where there are train/ and test/ or val/.
+
+    `size` (one number, or height and width) brings all to one size.
+    """
+    names, (x, y), (x_test, y_test) = images.read(path, size, channels)
+    return Data(_pixels(x), _labels(y), _pixels(x_test), _labels(y_test), classes=len(names))
+
+
+def _made(maker: Callable[..., synthetic.Arrays]) -> Callable[..., Data]:
+    """A maker of arrays as a reader: one half to train, the other to test."""
+
+    @wraps(maker)
+    def reader(**options: Any) -> Data:
+        arrays, labels = maker(**options)
+        x, y = torch.from_numpy(arrays.astype(np.float32)), torch.from_numpy(labels)
+        n = len(x) // 2
+        classes = {**_defaults(maker), **options}["classes"]
+        return Data(x[:n], y[:n], x[n:], y[n:], classes=classes)
+
+    return reader
+
+
+def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    return {key: p.default for key, p in inspect.signature(function).parameters.items()}
+
+
 READERS: dict[str, Callable[..., Data]] = {
     "digits": digits,
     "fashion-mnist": fashion_mnist,
     "cifar10": cifar10,
 }
+PATHS: dict[str, Callable[..., Data]] = {"npz": npz, "folder": folder}

@@ -1,0 +1,11 @@
+"""Figures as functions of the table that `read_runs` gives: trends, tightness, correlations.
+
+Each gives a matplotlib Figure; `save` writes it as PDF and PNG.
+"""
+
+from flatlens.figures.correlations import correlations
+from flatlens.figures.style import save
+from flatlens.figures.tightness import tightness
+from flatlens.figures.trends import trends
+
+__all__ = ["correlations", "save", "tightness", "trends"]
