@@ -110,8 +110,13 @@ class Squared(Loss):
 
     def root(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N k"]:
         N = f.shape[1]
-        root = (2 * FACTORS[self.name](N)) ** 0.5
-        return (root * torch.eye(N, dtype=f.dtype, device=f.device)).expand(len(f), N, N)
+        return (2 * FACTORS[self.name](N)) ** 0.5 * self._identity(f)
+
+    def hessian(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N N"]:
+        return 2 * FACTORS[self.name](f.shape[1]) * self._identity(f)
+
+    def _identity(self, f: Outputs) -> Float[Tensor, "b N N"]:
+        return torch.eye(f.shape[1], dtype=f.dtype, device=f.device).expand(len(f), -1, -1)
 
 
 class CrossEntropy(Loss):
@@ -136,13 +141,21 @@ class CrossEntropy(Loss):
         return -(self.targets(y, f.shape[1], f) * f.log_softmax(1)).sum(1)
 
     def root(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N k"]:
-        # R = diag(sqrt p) - p sqrt(p)^T. On the diagonal sqrt(p) (1 - p); for the likeliest class
-        # 1 - p is summed from the others, for it may be far below the rounding of 1.
-        p = f.detach().softmax(1)
-        top = p.argmax(1, keepdim=True)
-        rest = (1 - p).scatter(1, top, p.scatter(1, top, 0.0).sum(1, keepdim=True))
+        # R = diag(sqrt p) - p sqrt(p)^T, on the diagonal sqrt(p) (1 - p)
+        p, rest = self._probabilities(f)
         R = -p.unsqueeze(2) * p.sqrt().unsqueeze(1)
         return R.diagonal_scatter(p.sqrt() * rest, dim1=1, dim2=2)
+
+    def hessian(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N N"]:
+        p, rest = self._probabilities(f)
+        return (-p.unsqueeze(2) * p.unsqueeze(1)).diagonal_scatter(p * rest, dim1=1, dim2=2)
+
+    def _probabilities(self, f: Outputs) -> tuple[Outputs, Outputs]:
+        """p and 1 - p, which for the likeliest class may be far below the rounding of 1: there it
+        is the sum of the others."""
+        p = f.detach().softmax(1)
+        top = p.argmax(1, keepdim=True)
+        return p, (1 - p).scatter(1, top, p.scatter(1, top, 0.0).sum(1, keepdim=True))
 
 
 class BinaryCrossEntropy(Loss):
@@ -162,8 +175,11 @@ class BinaryCrossEntropy(Loss):
         return F.binary_cross_entropy_with_logits(f, t, reduction="none").sum(1)
 
     def root(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N k"]:
+        return self.hessian(f).sqrt()
+
+    def hessian(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N N"]:
         f = f.detach()
-        return torch.diag_embed((f.sigmoid() * (-f).sigmoid()).sqrt())
+        return torch.diag_embed(f.sigmoid() * (-f).sigmoid())
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,300 @@
+"""The loss as a surface over the trainable parameters: its Hessian through products alone.
+
+A product H v is a double backward pass. Samples go through in chunks, so memory is that of one
+chunk; the graph of its first backward pass is built once and serves all vectors of a block. Vectors
+are rows: a block is [k, P] with P the number of trainable parameters.
+
+Kernels of attention that know no second derivative are avoided (the math kernel is asked for).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flatlens.errors import FlatlensError
+from flatlens.estimates import VECTORS
+from flatlens.guard import in_float, original, untouched
+from flatlens.inputs import Inputs, batches, check_finite, select_output
+from flatlens.layers import close
+from flatlens.losses import Loss, as_tensor, get_loss
+from flatlens.passes import COUPLED
+
+WORKING_SET = 256 << 20  # bytes that one chunk may keep for its backward passes
+BATCHED = 1 << 12  # networks with fewer parameters take many vectors in one batched pass ...
+TOGETHER = 32  # ... this many; with more parameters one after another is as fast
+
+
+class Network:
+    """A model and its samples, to be run in chunks."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Any,
+        output: Any,
+        chunk: int | None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.model, self.output = model, output
+        pairs = [(inputs, y) for inputs, y in batches(x) if inputs.n > 0]
+        self.batches = [i.floats(dtype) if dtype else i for i, _ in pairs]
+        self.found = [y for _, y in pairs]
+        self.n = sum(inputs.n for inputs in self.batches)
+        if self.n == 0:
+            raise FlatlensError("there are no samples (n = 0); give at least one")
+        if chunk is not None and chunk < 1:
+            raise FlatlensError(f"chunk={chunk} is not a number of samples; give 1 or more")
+        first = 0
+        for inputs in self.batches:
+            for t in inputs.floating:
+                check_finite(t, first, "input")
+            first += inputs.n
+        self.chunk = self._trial(chunk)
+
+    def rows(self) -> Iterator[tuple[Inputs, slice]]:
+        """Chunks of samples, and which they are."""
+        first = 0
+        for inputs in self.batches:
+            for s in range(0, inputs.n, self.chunk):
+                part = inputs.take(slice(s, min(s + self.chunk, inputs.n)))
+                yield part, slice(first + s, first + s + part.n)
+            first += inputs.n
+
+    def outputs(self, inputs: Inputs, call: Callable[..., Any] | None = None) -> Tensor:
+        """f as [batch, N], of the model or of ``call`` in its place."""
+        # The model may overwrite what it is given.
+        fed = inputs.map(lambda t: t.clone())
+        try:
+            result = fed.call(call or self.model)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            if isinstance(error, (FlatlensError, torch.OutOfMemoryError)):
+                raise
+            raise FlatlensError(
+                f"the model fails on {inputs.n} sample(s) of this input: {first_line(error)}"
+            ) from error
+        f = select_output(result, self.output)
+        if f.dim() == 0 or f.shape[0] != inputs.n or f.numel() == 0:
+            raise FlatlensError(
+                f"the output has shape {tuple(f.shape)} for {inputs.n} sample(s): its first "
+                "dimension must be the samples (return one output per sample, not a mean)"
+            )
+        return f.reshape(inputs.n, -1)
+
+    def _trial(self, chunk: int | None) -> int:
+        """Samples at a time, from what one sample keeps for its backward pass."""
+        kept = [0]
+        owned = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
+
+        def count(t: Tensor) -> Tensor:
+            if t.layout is torch.strided and t.untyped_storage().data_ptr() not in owned:
+                kept[0] += t.numel() * t.element_size()
+            return t
+
+        inputs = self.batches[0]
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
+            one = self.outputs(inputs.take(slice(0, 1)))
+        check_finite(one.detach(), 0, "output")
+        if inputs.n > 1:
+            with torch.no_grad():
+                pair = self.outputs(inputs.take(slice(0, 2)))
+            if not close(pair[:1], one):
+                raise FlatlensError(COUPLED)
+        # A second derivative keeps about four times what a first one does.
+        return chunk or max(1, WORKING_SET // max(1, 4 * kept[0]))
+
+
+class Surface(Network):
+    """The mean loss over samples as a function of the trainable parameters."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Any,
+        y: Any,
+        loss: Loss,
+        output: Any,
+        chunk: int | None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(model, x, output, chunk, dtype)
+        self.loss = loss
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not trained:
+            raise FlatlensError("the model has no trainable parameters: its loss has no Hessian")
+        self._over(trained)
+        self.y = self._targets(y)
+
+    def restricted(self, name: str) -> Surface:
+        """The same surface over one parameter alone."""
+        part = copy.copy(self)
+        part._over({name: self.parameters[name]})
+        return part
+
+    def _over(self, parameters: dict[str, nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.sizes = {name: p.numel() for name, p in parameters.items()}
+        self.P = sum(self.sizes.values())
+        self.like = next(iter(parameters.values())).detach().flatten()
+        self.batched = self.P <= BATCHED
+        self._kept: list[Tensor | None] = []  # the gradient and its graph
+        self.at_once = max(1, min(TOGETHER, VECTORS // (4 * self.P * self.like.element_size())))
+
+    def _targets(self, y: Any) -> Tensor:
+        if y is None:
+            if any(t is None for t in self.found):
+                raise FlatlensError("a loss needs targets; give y, or batches of (inputs, targets)")
+            return torch.cat([as_tensor(t, self.like) for t in self.found])
+        y = as_tensor(y, self.like).clone()  # an inference tensor would not do for a gradient
+        if y.dim() == 0 or len(y) != self.n:
+            entries = 1 if y.dim() == 0 else len(y)
+            raise FlatlensError(
+                f"y has {entries} entries for {self.n} samples; give one target a sample"
+            )
+        return y
+
+    def tensors(self, v: Float[Tensor, "*k P"]) -> list[Tensor]:
+        """Rows -> one tensor per parameter, the rows first."""
+        parts = v.split(list(self.sizes.values()), -1)
+        named = zip(parts, self.parameters.values(), strict=True)
+        return [part.reshape(*v.shape[:-1], *p.shape).to(p) for part, p in named]
+
+    @property
+    def theta(self) -> Float[Tensor, " P"]:
+        """The parameters as one row."""
+        parts = [p.detach().reshape(-1).to(self.like) for p in self.parameters.values()]
+        return torch.cat(parts)
+
+    def values(self, thetas: Float[Tensor, "k P"]) -> list[float]:
+        """The mean loss at other parameters, row by row (the model's own are not touched)."""
+        with torch.no_grad():
+            if self.batched:
+                try:
+                    return torch.func.vmap(self._mean, chunk_size=TOGETHER)(thetas).tolist()
+                except (RuntimeError, FlatlensError):  # an operation that cannot be batched
+                    self.batched = False
+            return [float(self._mean(theta)) for theta in thetas]
+
+    def _mean(self, theta: Float[Tensor, " P"]) -> Float[Tensor, ""]:
+        changed = dict(zip(self.parameters, self.tensors(theta), strict=True))
+
+        def call(*args: Any, **named: Any) -> Any:
+            return torch.func.functional_call(self.model, changed, args, named)
+
+        parts = [
+            self.loss(self.outputs(inputs, call), self.y[rows]).sum(dtype=torch.float64)
+            for inputs, rows in self.rows()
+        ]
+        return torch.stack(parts).sum() / self.n
+
+    def products(self, V: Float[Tensor, "k P"]) -> Float[Tensor, "k P"]:
+        """H V^T as rows, H the Hessian of the mean loss."""
+        HV = torch.zeros_like(V)
+        for inputs, rows in self.rows():
+            mean = self._share(inputs, rows)
+            try:
+                first = self._kept or self._gradients(mean, create_graph=True)
+                HV += self._second(first, V)
+            except RuntimeError as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                raise FlatlensError(
+                    "the model has no second derivative by its parameters "
+                    f"({first_line(error)}); replace that operation, or use sharpness (Eq. 3), "
+                    "which needs first derivatives only"
+                ) from error
+            if inputs.n == self.n:  # one chunk is all: its graph serves the next block, too
+                self._kept = first
+        if not bool(torch.isfinite(HV.sum(dtype=torch.float64))):  # one bad entry spoils the sum
+            raise FlatlensError("a product with the Hessian is not finite; rescale the loss")
+        return HV
+
+    def _share(self, inputs: Inputs, rows: slice) -> Tensor | None:
+        """What a chunk adds to the mean loss, with its graph; None where that is kept."""
+        if self._kept:
+            return None
+        with sdpa_kernel(SDPBackend.MATH):  # made anew: such a context serves once
+            f = self.outputs(inputs)
+        return self.loss(f, self.y[rows]).sum() / self.n
+
+    def _gradients(self, of: Any, **options: Any) -> list[Tensor | None]:
+        """By each parameter; None where nothing depends on it."""
+        if isinstance(of, Tensor) and not of.requires_grad:
+            return [None] * len(self.parameters)
+        found = torch.autograd.grad(
+            of, list(self.parameters.values()), allow_unused=True, **options
+        )
+        return [g.to_dense() if g is not None and g.is_sparse else g for g in found]
+
+    def _second(self, first: list[Tensor | None], V: Float[Tensor, "k P"]) -> Float[Tensor, "k P"]:
+        """d/dtheta of <gradient, v> for each row v."""
+        alive = [i for i, g in enumerate(first) if g is not None and g.requires_grad]
+        if not alive:  # the gradient does not change with the parameters
+            return torch.zeros_like(V)
+
+        def back(v: Tensor, batched: bool) -> Tensor:
+            parts = self.tensors(v)
+            found = self._gradients(
+                [first[i] for i in alive], grad_outputs=[parts[i] for i in alive],
+                retain_graph=True, is_grads_batched=batched,
+            )  # fmt: skip
+            rows = [
+                torch.zeros_like(q) if g is None else g for g, q in zip(found, parts, strict=True)
+            ]
+            return torch.cat([g.reshape(*v.shape[:-1], -1).to(v) for g in rows], -1)
+
+        if self.batched:
+            try:
+                return torch.cat([back(part, True) for part in V.split(TOGETHER)])
+            except RuntimeError:  # an operation that cannot be batched
+                self.batched = False
+        return torch.stack([back(v, False) for v in V])
+
+
+@contextlib.contextmanager
+def opened(model: nn.Module) -> Iterator[tuple[nn.Module, torch.dtype | None]]:
+    """The model to run, and the precision for its inputs if that is not theirs.
+
+    Evaluation mode, no fast paths around autograd; all is put back at the end.
+    """
+    model, dtype, notes = in_float(original(model))
+    fast = torch.backends.mha.get_fastpath_enabled()
+    with untouched(model):
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield model, dtype if notes else None
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextlib.contextmanager
+def network(model: nn.Module, x: Any, output: Any, chunk: int | None) -> Iterator[Network]:
+    """A model and its samples; the model is left as found."""
+    with opened(model) as (inner, dtype):
+        yield Network(inner, x, output, chunk, dtype)
+
+
+@contextlib.contextmanager
+def surface(
+    model: nn.Module,
+    x: Any,
+    y: Any,
+    loss: Any,
+    output: Any,
+    chunk: int | None,
+) -> Iterator[Surface]:
+    """A model's mean loss over samples by its trainable parameters; the model is left as found."""
+    with opened(model) as (inner, dtype):
+        yield Surface(inner, x, y, get_loss(loss), output, chunk, dtype)
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says, without its trace."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
