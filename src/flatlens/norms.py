@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -24,7 +25,7 @@ from flatlens.layers import Positions, occurrences
 
 EXACT_SIZE = 64  # operators with a side up to this are decomposed exactly
 MAX_STEPS = 400
-CHECK_EVERY = 6
+FIRST_CHECK, CHECK_EVERY = 12, 6  # steps
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def weight_norms(layer: LinearMap) -> WeightNorms:
     kernels = [matrix_norm(w) for w in W]
     kernel = max(kernels)
     operator = kernel if layer.geometry is None else convolution_norm(layer)
-    frobenius = float(torch.linalg.vector_norm(W.double()))
+    frobenius = float(torch.linalg.vector_norm(W, dtype=torch.float64))
     slack = max(operator.slack, *(k.slack for k in kernels))
     return WeightNorms(operator.value, kernel.value, frobenius, slack)
 
@@ -133,7 +134,9 @@ def _gram(layer: LinearMap, scale: Tensor | None = None) -> tuple[Callable[..., 
     """v -> C^T D^-2 C v on flat images (``scale`` is D^-2 per channel and position), and one."""
     geometry, weight = layer.geometry, layer.weight.detach()
     assert geometry is not None
-    x = weight.new_zeros(1, *_image(layer)).requires_grad_()
+    # With few positions torch is three times faster on two images than on one.
+    images = 2 if layer.out_shape[2 - weight.dim() :].numel() < 8 else 1
+    x = weight.new_zeros(images, *_image(layer)).requires_grad_()
     with torch.enable_grad():
         y = _apply(layer, x)
     pads = [left for left, right in geometry.padding if left == right]
@@ -141,21 +144,24 @@ def _gram(layer: LinearMap, scale: Tensor | None = None) -> tuple[Callable[..., 
     direct = plain and len(pads) == len(geometry.padding)
 
     def gram(v: Tensor) -> Tensor:
-        z = _apply(layer, v.reshape(x.shape))
+        z = _apply(layer, v.reshape(x[:1].shape).expand(x.shape))
         if scale is not None:
-            z = z * scale.reshape(z.shape)
+            z = z * scale.reshape(z[:1].shape)
         if not direct:
-            return torch.autograd.grad(y, x, z, retain_graph=True)[0].flatten()
+            return torch.autograd.grad(y, x, z, retain_graph=True)[0][0].flatten()
         return torch.ops.aten.convolution_backward(  # half the cost of asking autograd for it
             z, x, weight, None, geometry.stride, pads, geometry.dilation, False, [0] * len(pads),
             geometry.groups, [True, False, False],
-        )[0].flatten()  # fmt: skip
+        )[0][0].flatten()  # fmt: skip
 
-    return gram, x.detach().flatten()
+    return gram, x[0].detach().flatten()
 
 
 def lanczos_norm(gram: Callable[[Tensor], Tensor], like: Tensor) -> Norm:
-    """||C||_2 from v -> C^T C v on vectors like ``like``, by Lanczos with full orthogonalisation.
+    """||C||_2 from v -> C^T C v on vectors like ``like``, by Lanczos' three-term recurrence.
+
+    Its vectors lose their orthogonality only once a value has converged, and then repeat values
+    that are there already: the largest is right to rounding, and no basis need be kept.
 
     >>> W = torch.diag(torch.linspace(1, 2, 200, dtype=torch.float64))
     >>> round(lanczos_norm(lambda v: W @ (W @ v), W[0]).value, 6)
@@ -163,38 +169,34 @@ def lanczos_norm(gram: Callable[[Tensor], Tensor], like: Tensor) -> Norm:
     """
     tolerance = 1e-7 if like.dtype == torch.float64 else 1e-3
     start = torch.randn(len(like), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    v, before, beta = (start / start.norm()).to(like), torch.zeros_like(like), like.new_zeros(())
+    found: list[Tensor] = []  # the diagonal of the tridiagonal matrix and what stands beside it
     last = min(MAX_STEPS, len(like))
-    basis = like.new_empty(last, len(like))
-    basis[0] = (start / start.norm()).to(like)
-    diagonal: list[Tensor] = []
-    beside: list[Tensor] = []
     for step in range(1, last + 1):
-        w = gram(basis[step - 1])
-        diagonal.append(basis[step - 1] @ w)
-        for _ in range(2):  # once leaves rounding that grows from step to step
-            w = w - (basis[:step] @ w) @ basis[:step]
-        beta = w.norm()
-        # Where only rounding is left the basis spans an invariant space: to go on would be noise.
-        rounding = 64 * torch.finfo(like.dtype).eps * max(float(d) for d in diagonal)
-        done = float(beta) <= rounding or step == last
-        if step % CHECK_EVERY == 0 or step == 1 or done:
-            value, residual = _ritz(diagonal, beside, beta)
+        w = gram(v)
+        alpha = v @ w
+        w = w - alpha * v - beta * before
+        beta = torch.linalg.vector_norm(w)
+        found += [alpha, beta]
+        if (step >= FIRST_CHECK and step % CHECK_EVERY == 0) or step == last:
+            value, residual = _ritz(torch.stack(found).double().cpu().numpy(), like.dtype)
             if value <= 0.0:
                 return Norm(0.0)
             # r / 2 theta^2 is the relative width in ||C||; rounding adds its own.
             slack = residual / (2 * value) + 4 * torch.finfo(like.dtype).eps
-            if slack <= tolerance or done:
+            if slack <= tolerance:
                 break
-        beside.append(beta)
-        basis[step] = w / beta
+        before, v = v, w / beta
     return Norm(value**0.5, slack)
 
 
-def _ritz(diagonal: list[Tensor], beside: list[Tensor], beta: Tensor) -> tuple[float, float]:
+def _ritz(found: Float[np.ndarray, " m"], dtype: torch.dtype) -> tuple[float, float]:
     """The largest eigenvalue of the tridiagonal matrix and the residual of its Ritz pair."""
-    T = torch.diag(torch.stack(diagonal).double().cpu())
-    if beside:
-        off = torch.stack(beside).double().cpu()
-        T += torch.diag(off, 1) + torch.diag(off, -1)
-    values, vectors = torch.linalg.eigh(T)
-    return float(values[-1]), float(beta) * abs(float(vectors[-1, -1]))
+    diagonal, beside = found[::2], found[1::2]
+    # Where only rounding is left the vectors span an invariant space: what follows is noise.
+    rounding = 64 * torch.finfo(dtype).eps * np.fmax.accumulate(diagonal)
+    ends = np.flatnonzero(~(beside > rounding))
+    k = ends[0] + 1 if len(ends) else len(diagonal)
+    off = np.diag(beside[: k - 1], -1)
+    values, vectors = np.linalg.eigh(np.diag(diagonal[:k]) + off + off.T)
+    return float(values[-1]), float(beside[k - 1] * abs(vectors[-1, -1]))
