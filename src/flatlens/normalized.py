@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flatlens.errors import FlatlensError
@@ -39,33 +39,39 @@ def minimise(
     """
     if (H < 0).any():
         raise FlatlensError("Eq. 36 has no minimum with negative curvature; give H >= 0")
-    C = W**2 / (4 * lam**2)
+    C = (W / (2 * lam)) ** 2
     # A row whose curvature or weight is all zero sends its scale to infinity or zero at no cost.
     rows, columns = np.ones(len(H), bool), np.ones(H.shape[1], bool)
     for _ in range(sum(H.shape)):
         before = rows.sum() + columns.sum()
-        rows &= (H[:, columns].sum(1) > 0) & (C[:, columns].sum(1) > 0)
-        columns &= (H[rows].sum(0) > 0) & (C[rows].sum(0) > 0)
+        rows &= (H @ columns > 0) & (C @ columns > 0)
+        columns &= (rows @ H > 0) & (rows @ C > 0)
         if rows.sum() + columns.sum() == before:
             break
-    a, b = np.zeros(len(H)), np.zeros(H.shape[1])
     if not rows.any() or not columns.any():
-        return Minimum(0.0, a, b)
-    kept = np.ix_(rows, columns)
-    s, t, value = _alternate(torch.from_numpy(H[kept]), torch.from_numpy(C[kept]), steps)
-    a[rows], b[columns] = s, t
-    return Minimum(value, a, b)
+        return Minimum(0.0, np.zeros(len(H)), np.zeros(H.shape[1]))
+    kept = torch.from_numpy(rows), torch.from_numpy(columns)
+    return _alternate(torch.from_numpy(H), torch.from_numpy(C), *kept, steps)
 
 
 def _alternate(
-    H: Float[Tensor, "k j"], C: Float[Tensor, "k j"], steps: int
-) -> tuple[Float[Array, " k"], Float[Array, " j"], float]:
-    t, value = torch.ones_like(H[0]), float("inf")
+    H: Float[Tensor, "k j"],
+    C: Float[Tensor, "k j"],
+    rows: Bool[Tensor, " k"],
+    columns: Bool[Tensor, " j"],
+    steps: int,
+) -> Minimum:
+    t, value = columns.to(H), float("inf")
     for _ in range(steps):
-        s = ((C @ (1 / t)) / (H @ t)).sqrt()
-        P, R = s @ H, (1 / s) @ C
-        t = (R / P).sqrt()
-        last, value = value, float(2 * (P * R).sqrt().sum())
+        s = torch.where(rows, ((C @ _inverse(t)) / (H @ t)).sqrt(), 0.0)
+        P, R = s @ H, _inverse(s) @ C
+        t = torch.where(columns, (R / P).sqrt(), 0.0)
+        last, value = value, float(2 * (P * R).sqrt() @ columns.to(H))
         if last - value <= 1e-13 * value:
             break
-    return s.numpy(), t.numpy(), value
+    return Minimum(value, s.numpy(), t.numpy())
+
+
+def _inverse(scale: Tensor) -> Tensor:
+    """1 / scale, and 0 for what dropped out."""
+    return torch.where(scale > 0, 1 / scale, 0.0)
