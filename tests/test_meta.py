@@ -81,7 +81,7 @@ def samples_outside(patch) -> None:
 
 
 def unchecked(patch) -> None:
-    """Do not measure every second sample without the others."""
+    """Do not measure some samples without the others."""
     patch(passes.Run, "_check_alone", lambda self, inputs, forward: None)
 
 

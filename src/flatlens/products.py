@@ -296,14 +296,13 @@ class Products:
             for k, (_, entries) in self.rows.items()
         }
         for v in range(self.N):
-            if self.directions is None:
-                pick = torch.zeros_like(f)
-                pick[:, v] = 1
-            else:
-                pick = self.directions[:, v].contiguous()
+            picked = f[:, v] if self.directions is None else f * self.directions[:, v]
             try:
                 grads = torch.autograd.grad(
-                    f, self.edges, pick, retain_graph=again or v + 1 < self.N, allow_unused=True
+                    picked.sum(),
+                    self.edges,
+                    retain_graph=again or v + 1 < self.N,
+                    allow_unused=True,
                 )
             except CheckpointError as error:
                 raise FlatlensError(
@@ -320,6 +319,7 @@ class Products:
             for i, (k, positions) in enumerate(zip(self.out, self.positions, strict=True)):
                 if self.head is None or i != self.head.call:
                     positions.take(v, grads[k])
+            del grads, g  # the next ones go where these were
         if self.head is not None:
             for v in range(self.outputs):
                 self.positions[self.head.call].take(v, self.head.jacobian[:, v])
@@ -334,15 +334,14 @@ class Products:
     # -- what the rows say -------------------------------------------------------------------------
 
     def _input(self, rows: dict[int, Tensor]) -> dict[str, Tensor]:
-        A = torch.cat([rows[k] for k in self.inputs], -1)
-        x = torch.cat([t.detach().flatten(1) for t in self.forward.fed], -1).double()
+        A = beside([rows[k] for k in self.inputs])
+        x2 = beside([t.detach().flatten(1) for t in self.forward.fed]).double().square()
         self.input_spectrum = self._spectrum(A)
-        energy = A.square().sum(1)
         return {
             "singular": self.input_spectrum[0],
             "rank": self.input_spectrum[1],
-            "x_norm": x.norm(dim=1),
-            "invariant": (energy * x.square()).sum(1),
+            "x_norm": x2.sum(1).sqrt(),
+            "invariant": (A.square().sum(1) * x2).sum(1),
         }
 
     def _layer(
@@ -366,9 +365,9 @@ class Products:
             values |= {"bypass": relative(gap, A), "gap_norm": spectral_norm(gap)}
             values["chain"] = self._chain(i, rows)
         if self.beside_input[i]:
-            whole = torch.cat([rows[k] for k in self.inputs], -1)
+            whole = beside([rows[k] for k in self.inputs])
             mine = [A if k == self.below[i] else torch.zeros_like(rows[k]) for k in self.inputs]
-            values["beside"] = relative(whole - torch.cat(mine, -1), whole)
+            values["beside"] = relative(whole - beside(mine), whole)
         if gradient is None:
             gradient = shares[self.trainable[id(call.map.weight)]]
         bias = call.map.bias
@@ -430,6 +429,11 @@ class Products:
         return invariant, sums
 
 
+def beside(tensors: list[Tensor]) -> Tensor:
+    """Tensors side by side in their last dimension; one alone is not copied."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, -1)
+
+
 def relative(gap: Tensor, whole: Tensor) -> Float[Tensor, " b"]:
     """||gap||_F / ||whole||_F of each sample; 0 / 0 is 0, and anything else over 0 is inf."""
     off, size = (t.double().flatten(1).norm(dim=1) for t in (gap, whole))
@@ -443,8 +447,13 @@ def share(p: Tensor, uses: Sequence[Tensor | None]) -> Share:
     """
     total = sum(u for u in uses if u is not None)
     assert isinstance(total, Tensor)
-    squares = total.double().square().sum(1)  # over outputs: [b, numel]
-    return squares.sum(1), squares @ p.detach().double().flatten().square()
+    squares = total.square().sum(1)  # over outputs: [b, numel]
+    plain = squares.sum(1, dtype=torch.float64)
+    if bool((plain < TINY**2).any()):
+        squares = total.double().square().sum(1)
+        plain = squares.sum(1)
+    adaptive = squares * p.detach().flatten().square()
+    return plain, adaptive.sum(1, dtype=torch.float64)
 
 
 def table_share(p: Tensor, looked_up: Sequence[tuple[Tensor, Lookup]]) -> Share:
