@@ -28,9 +28,9 @@ from flatlens.spectra import rank_tolerance
 
 # Per-sample gradients of one layer are formed in blocks of about this many entries: what is written
 # must still be in the cache when it is squared (one block of all samples is three times slower).
-BLOCK_ENTRIES = 1 << 20
-# Signed sums smaller than this share of their terms have lost too many of float64's digits.
-CANCELLED = 1e-4
+BLOCK_ENTRIES = 1 << 19
+# Signed sums smaller than this share of their terms have lost too many digits.
+CANCELLED = {torch.float32: 0.03, torch.float64: 1e-4}
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Positions:
         if self.fold is not None:
             return self.fold
         if self.flat:
-            return self.rows.sum(1)
+            return self.rows[:, 0] if self.T == 1 else self.rows.sum(1)
         return self.rows.sum(-1).movedim(2, 1).flatten(2)
 
     def energies(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -259,9 +259,8 @@ class Positions:
 
 def _columns(t: Float[Tensor, "b g f T"]) -> Float[Tensor, "b g T"]:
     """The squared norm at each position, float64, in blocks that stay in the cache."""
-    ones = t.new_ones(1, t.shape[2])
     blocks = t.split(max(1, BLOCK_ENTRIES // t[0].numel()))
-    return torch.cat([(ones @ part.square()).squeeze(2) for part in blocks]).double()
+    return torch.cat([part.square().sum(2) for part in blocks]).double()
 
 
 def occurrences(layer: LinearMap) -> tuple[int, int]:
@@ -299,30 +298,30 @@ def weight_gradient(calls: list[Positions], invariant: bool = False) -> WeightSu
     - one position: grad = J u^T, so all follows from J^2 summed over directions;
     - few positions: ||sum_p J_p u_p^T||^2 = sum_pq <J_p, J_q> <u_p, u_q>, and the same with W^2
       between; pairs are summed over directions before W is touched, so the work does not grow
-      with N. Signed terms cancel here, so this is done in float64;
+      with N. Where signed terms cancel too far, the gradient is formed after all;
     - many positions: form the gradient itself, a block of samples at a time.
     """
-    W, N = calls[0].W, calls[0].N
+    N, T = calls[0].N, sum(c.T for c in calls)
+    double = any(c.u.dtype == torch.float64 for c in calls)  # a call may have gone over to it
+    W = calls[0].W.double() if double else calls[0].W
     g, o, i = W.shape
-    T = sum(c.T for c in calls)
     # In multiply-adds per weight, as measured: 24 stands for writing, squaring and summing one entry
-    # of a gradient, 4 for float64 and the indexing of pairs, 8 for their products over directions.
+    # of a gradient, 4 (float64) or 2 for a pair, 8 for its products over directions.
     pairs = T * (T + 1) // 2
     route: Callable[..., tuple[Tensor, ...]]
     if T == 1 and not invariant:
         route, entries = _by_outer, N * max(i, o)
-    elif 4 * pairs * (1 + 8 * N / i) < N * (T + 24) and not invariant:
+    elif (4 if double else 2) * pairs * (1 + 8 * N / i) < N * (T + 24) and not invariant:
         route, entries = _by_pairs, pairs * max(i, o)
     else:
         route, entries = _by_forming, N * i * o
     block = max(1, BLOCK_ENTRIES // (g * entries))
-    parts = []
+    parts, W2 = [], W.square()
     for s in range(0, calls[0].batch, block):
         J = [c.J[s : s + block] for c in calls]
         u = [c.u[s : s + block] for c in calls]
         joined = (J[0], u[0]) if len(calls) == 1 else (torch.cat(J, -1), torch.cat(u, -1))
-        W = W.to(joined[0].dtype)  # a call may have gone over to float64
-        parts.append(route(*joined, W, invariant))
+        parts.append(route(*joined, W, W2, invariant))
     return WeightSums(*(torch.cat(found) for found in zip(*parts, strict=True)))
 
 
@@ -331,49 +330,49 @@ Patches = Float[Tensor, "b g i T"]
 Weight = Float[Tensor, "g o i"]
 
 
-def _by_outer(J: Rows, u: Patches, W: Weight, _: bool) -> tuple[Tensor, ...]:
+def _by_outer(J: Rows, u: Patches, W: Weight, W2: Weight, _: bool) -> tuple[Tensor, ...]:
     J2 = J.squeeze(-1).unflatten(-1, (-1, W.shape[1])).square().sum(2)  # [b, g, o]
     u2 = u.squeeze(-1).square()
-    adaptive = J2 * torch.einsum("goi,bgi->bgo", W.square(), u2)
+    adaptive = J2 * torch.einsum("goi,bgi->bgo", W2, u2)
     plain = J2.sum(-1) * u2.sum(-1)
     return plain.sum(1, dtype=torch.float64), adaptive.sum((1, 2), dtype=torch.float64)
 
 
-def _by_forming(J: Rows, u: Patches, W: Weight, invariant: bool) -> tuple[Tensor, ...]:
-    """One sample's gradient may still be too large for the cache: outputs of W go in blocks too."""
-    b, g, i, _ = u.shape
-    rows = J.unflatten(2, (-1, W.shape[1]))  # [b, g, N, o, T]
-    N, step = rows.shape[2], max(1, BLOCK_ENTRIES // (b * g * rows.shape[2] * i))
-    wide = i >= N * min(step, W.shape[1])  # a product is fastest with its longer side as columns
-    plain = adaptive = torch.zeros((), dtype=torch.float64, device=u.device)
-    scaled = torch.zeros((), dtype=u.dtype, device=u.device)
-    for part, w in zip(rows.split(step, 3), W.split(step, 1), strict=True):
-        flat, sizes = part.flatten(2, 3), part.shape[2:4]
-        if wide:
-            grad = (flat @ u.mT).unflatten(2, sizes).movedim(2, 1)  # [b, N, g, o, i]
-        else:
-            grad, w = (u @ flat.mT).unflatten(3, sizes).movedim(3, 1), w.mT  # [b, N, g, i, o]
+def _by_forming(J: Rows, u: Patches, W: Weight, W2: Weight, invariant: bool) -> tuple[Tensor, ...]:
+    """One sample's gradient may still be too large for the cache: inputs of W go in blocks too."""
+    b, g, _, _ = u.shape
+    sums = [torch.zeros(b, dtype=torch.float64, device=u.device) for _ in range(2 + invariant)]
+    step = max(1, BLOCK_ENTRIES // (b * g * J.shape[2]))
+    blocks = (t.split(step, dim) for t, dim in ((u, 2), (W.mT, 1), (W2.mT, 1)))
+    for part, w, w2 in zip(*blocks, strict=True):
+        grad = (part @ J.mT).unflatten(3, (-1, W.shape[1]))  # [b, g, i, N, o]
         if invariant:
-            scaled = scaled + (grad * w).sum(3 if wide else 4)
-        squares = grad.square_().sum(1)
-        plain = plain + squares.sum((1, 2, 3), dtype=torch.float64)
-        adaptive = adaptive + (squares * w.square()).sum((1, 2, 3), dtype=torch.float64)
-    if not invariant:
-        return plain, adaptive
-    return plain, adaptive, scaled.square().sum((1, 2, 3), dtype=torch.float64)
+            sums[2] += _total((grad * w.unsqueeze(2)).sum(4).square())
+        squares = grad.square_().sum(3)
+        sums[0] += _total(squares)
+        sums[1] += _total(squares * w2)
+    return tuple(sums)
 
 
-def _by_pairs(J: Rows, u: Patches, W: Weight, _: bool) -> tuple[Tensor, ...]:
+def _total(t: Tensor) -> Float[Tensor, " b"]:
+    """The sum of each sample's entries, float64."""
+    return t.flatten(1).sum(1, dtype=torch.float64)
+
+
+def _by_pairs(J: Rows, u: Patches, W: Weight, W2: Weight, _: bool) -> tuple[Tensor, ...]:
     p, q = torch.triu_indices(J.shape[-1], J.shape[-1], device=J.device)
-    J, u, W = J.double().unflatten(2, (-1, W.shape[1])), u.double(), W.double()
-    JJ = (J[..., p] * J[..., q]).sum(2)  # [b, g, o, pairs]
-    uu = u[..., p] * u[..., q] * (2.0 - (p == q).double())  # pq and qp, the diagonal once
+    rows = J.unflatten(2, (-1, W.shape[1]))
+    JJ = (rows.movedim(2, -1) @ rows.movedim(2, -2))[..., p, q]  # [b, g, o, pairs]
+    uu = u.index_select(-1, p) * u.index_select(-1, q)
+    uu *= 2 - (p == q).to(u)  # pq and qp, the diagonal once
     plain = JJ.sum(2) * uu.sum(2)  # [b, g, pairs]
-    adaptive = (JJ * (W.square() @ uu)).sum(2)
+    # One product for all samples reads W once: [g, o, i] x [g, i, b pairs].
+    weighted = (W2 @ uu.movedim(0, 2).flatten(2)).unflatten(2, (len(u), -1)).movedim(2, 0)
+    adaptive = (JJ * weighted).sum(2)
     found = []
     for terms in (plain, adaptive):
-        total, untied = terms.sum((1, 2)), terms[..., p == q].sum((1, 2))
-        if bool((total < CANCELLED * untied).any()):  # the digits are gone: form the gradient
-            return _by_forming(J.flatten(2, 3), u, W, False)
+        total, untied = _total(terms), _total(terms[..., p == q])
+        if bool((total < CANCELLED[u.dtype] * untied).any()):  # the digits are gone
+            return _by_forming(J, u, W, W2, False)
         found.append(total)
     return tuple(found)
