@@ -306,12 +306,12 @@ def weight_gradient(calls: list[Positions], invariant: bool = False) -> WeightSu
     W = calls[0].W.double() if double else calls[0].W
     g, o, i = W.shape
     # In multiply-adds per weight, as measured: 24 stands for writing, squaring and summing one entry
-    # of a gradient, 4 (float64) or 2 for a pair, 8 for its products over directions.
+    # of a gradient, 4 (float64) or 2 for a pair and its products over directions.
     pairs = T * (T + 1) // 2
     route: Callable[..., tuple[Tensor, ...]]
     if T == 1 and not invariant:
         route, entries = _by_outer, N * max(i, o)
-    elif (4 if double else 2) * pairs * (1 + 8 * N / i) < N * (T + 24) and not invariant:
+    elif (4 if double else 2) * pairs * (1 + 2 * N / i) < N * (T + 24) and not invariant:
         route, entries = _by_pairs, pairs * max(i, o)
     else:
         route, entries = _by_forming, N * i * o
