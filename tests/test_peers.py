@@ -166,3 +166,27 @@ def test_backpack_ggn_diagonal_gives_adaptive_sharpness(case, backpack):
     total = sum((p.diag_ggn_exact * p.detach() ** 2).sum().item() for p in extended.parameters())
     ours = fl.measure(net, x)["adaptive_sharpness"]
     assert ours == pytest.approx(total / (2 * len(x)), rel=RTOL)
+
+
+@pytest.mark.filterwarnings("ignore")  # of hooks, by Opacus and torch
+def test_opacus_ghost_norms_of_a_vision_transformer():
+    pytest.importorskip("opacus")
+    from opacus.grad_sample import grad_sample_module_fast_gradient_clipping as ghost_clipping
+
+    from flatlens.experiments.models import vit
+
+    torch.manual_seed(0)
+    net = vit(image=8, patch=4, dim=6, depth=2, heads=2, classes=3).double()
+    for bare in (net.cls_token, net.positions):  # Opacus knows parameters of modules only
+        bare.requires_grad_(False)
+    x = torch.randn(3, 3, 8, 8, dtype=torch.float64)
+    found = np.sum([q.grad for q in fl.probe(net, x).parameters], axis=0)
+    ghost = ghost_clipping.GradSampleModuleFastGradientClipping(
+        net, max_grad_norm=1.0, use_ghost_clipping=True, loss_reduction="sum"
+    )
+    squared = torch.zeros(3, dtype=torch.float64)
+    for v in range(3):
+        ghost.zero_grad()
+        ghost(x)[:, v].sum().backward()
+        squared += ghost.get_norm_sample().square()
+    np.testing.assert_allclose(found, squared.numpy(), rtol=RTOL)
