@@ -1,6 +1,7 @@
 """The code of the README runs, and prints what the README says it prints."""
 
 import contextlib
+import importlib.util
 import io
 import re
 from pathlib import Path
@@ -12,7 +13,11 @@ BLOCK = re.compile(r"```python\n(.*?)```\n```text\n(.*?)```", re.S)
 NUMBER = re.compile(r"-?\d+\.?\d*(?:e[-+]\d+)?")
 
 
-def test_python_blocks_print_what_is_shown():
+@pytest.mark.filterwarnings("ignore")  # Lightning's own
+def test_python_blocks_print_what_is_shown(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if importlib.util.find_spec("lightning") is None:
+        pytest.skip("needs flatlens[lightning]")
     namespace: dict = {}
     blocks = BLOCK.findall(README)
     assert len(blocks) == README.count("```python")
