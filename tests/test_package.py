@@ -45,6 +45,8 @@ def test_command_line_answers_without_torch():
 
 
 def group(parts: tuple[str, ...]) -> int:
+    if parts == ("__init__",):  # the door leads everywhere
+        return len(ORDER)
     name = parts[0] if parts else ""
     return ORDER.index(name) if name in ORDER else 0
 

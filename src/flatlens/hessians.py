@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from flatlens.errors import FlatlensError
 from flatlens.estimates import VECTORS
 from flatlens.guard import in_float, original, untouched
-from flatlens.inputs import Inputs, batches, check_finite, select_output
+from flatlens.inputs import Inputs, batches, check_finite, outputs
 from flatlens.layers import close
 from flatlens.losses import Loss, as_tensor, get_loss
 from flatlens.passes import COUPLED
@@ -71,22 +71,7 @@ class Network:
     def outputs(self, inputs: Inputs, call: Callable[..., Any] | None = None) -> Tensor:
         """f as [batch, N], of the model or of ``call`` in its place."""
         # The model may overwrite what it is given.
-        fed = inputs.map(lambda t: t.clone())
-        try:
-            result = fed.call(call or self.model)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            if isinstance(error, (FlatlensError, torch.OutOfMemoryError)):
-                raise
-            raise FlatlensError(
-                f"the model fails on {inputs.n} sample(s) of this input: {first_line(error)}"
-            ) from error
-        f = select_output(result, self.output)
-        if f.dim() == 0 or f.shape[0] != inputs.n or f.numel() == 0:
-            raise FlatlensError(
-                f"the output has shape {tuple(f.shape)} for {inputs.n} sample(s): its first "
-                "dimension must be the samples (return one output per sample, not a mean)"
-            )
-        return f.reshape(inputs.n, -1)
+        return outputs(inputs.map(lambda t: t.clone()), call or self.model, self.output)
 
     def _trial(self, chunk: int | None) -> int:
         """Samples at a time, from what one sample keeps for its backward pass."""

@@ -101,6 +101,28 @@ def _choices(result: Any) -> str:
     return "its tensor attributes, or a function of the result"
 
 
+def outputs(inputs: Inputs, model: Callable[..., Any], output: Any) -> Tensor:
+    """f as [batch, N]; what goes wrong is said in one sentence."""
+    try:
+        result = inputs.call(model)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if isinstance(error, (FlatlensError, torch.OutOfMemoryError)):
+            raise
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise FlatlensError(
+            f"the model fails on {inputs.n} sample(s) of this input: {first}"
+        ) from error
+    f = select_output(result, output)
+    if f.dim() == 0 or f.shape[0] != inputs.n:
+        raise FlatlensError(
+            f"the output has shape {tuple(f.shape)} for {inputs.n} sample(s): its first "
+            "dimension must be the samples (return one output per sample, not a mean)"
+        )
+    if f.numel() == 0:
+        raise FlatlensError("the output has no entries (N = 0)")
+    return f.reshape(inputs.n, -1)
+
+
 def check_finite(values: Tensor, first: int, what: str) -> None:
     """Refuse NaN and infinity, naming the sample."""
     bad = ~torch.isfinite(values.reshape(len(values), -1)).all(1)

@@ -26,7 +26,7 @@ from flatlens.capture import Call, Graph, LinearMap, Plan, Recorder
 from flatlens.errors import FlatlensError
 from flatlens.guard import in_float, original, untouched
 from flatlens.heads import products
-from flatlens.inputs import Inputs, batches, check_finite, select_output
+from flatlens.inputs import Inputs, batches, check_finite, outputs
 from flatlens.layers import Buffers, Layout, close, find_layout, occurrences
 from flatlens.norms import WeightNorms, weight_norms
 from flatlens.probes import FirstLayerProbe, InputProbe, LayerProbe, ParameterProbe, Probe
@@ -261,7 +261,7 @@ class Run:
         values = [t.detach() for t in inputs.floating]
         recorder = Recorder(self.model, inputs.n, plan, () if values else inputs.tensors)
         with recorder:
-            f = self._outputs(fed)
+            f = outputs(fed, self.model, self.output)
         if not values:
             values, edges = self._embedded(recorder, inputs.n)
         self.M = sum(t[0].numel() for t in values)
@@ -281,29 +281,6 @@ class Run:
                 "nn.Embedding reads it; feed the network the floating-point tensor behind them"
             )
         return [t for t, _ in recorder.embedded], [edge for _, edge in recorder.embedded]
-
-    def _outputs(self, inputs: Inputs) -> Tensor:
-        """f as [batch, N]; what goes wrong is said in one sentence."""
-        try:
-            result = inputs.call(self.model)
-        except FlatlensError:
-            raise
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise FlatlensError(
-                f"the model fails on {inputs.n} sample(s) of this input: {first}"
-            ) from error
-        f = select_output(result, self.output)
-        if f.dim() == 0 or f.shape[0] != inputs.n:
-            raise FlatlensError(
-                f"the output has shape {tuple(f.shape)} for {inputs.n} sample(s): its first "
-                "dimension must be the samples (return one output per sample, not a mean)"
-            )
-        if f.numel() == 0:
-            raise FlatlensError("the output has no entries (N = 0)")
-        return f.reshape(inputs.n, -1)
 
     def _measure(self, inputs: Inputs) -> Chunk:
         return self._products(inputs).run()

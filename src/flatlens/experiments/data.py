@@ -6,7 +6,8 @@
     npz:PATH             arrays x, y and, if there, x_test, y_test
     folder:PATH          images class/*.png, .jpg, .jpeg, or these in train/ and test/ or val/;
                          size (as they are), channels=3, or 1 for grey
-    synthetic:gaussians  a cloud a class; n=1000, dim=20, classes=10, noise=0.25, seed=0
+    synthetic:gaussians  a cloud a class; n=1000, dim=20, classes=10, noise=0.25, seed=0;
+                         shape=3,32,32 in place of dim makes images
     synthetic:teacher    labels of a random network; n, dim, classes, seed, noise=0, hidden=20
 
 Several options are joined by `&`, several numbers by commas: `synthetic:teacher?n=500&dim=8`,

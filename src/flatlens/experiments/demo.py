@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -31,6 +29,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.experiments.data import Data, load
+from flatlens.experiments.files import replacing
 from flatlens.experiments.models import mlp
 
 LEARNING_RATES = (0.1, 1.0)
@@ -161,7 +160,7 @@ def save(figure: Figure, out: Path) -> dict[str, Path]:
     out.mkdir(parents=True, exist_ok=True)
     paths = {"png": out / "demo.png", "pdf": out / "demo.pdf"}
     for kind, path in paths.items():
-        with _replacing(path) as temporary:
+        with replacing(path) as temporary:
             # no date inside: the same run gives the same bytes
             metadata = {"CreationDate": None} if kind == "pdf" else None
             figure.savefig(temporary, format=kind, dpi=160, metadata=metadata)
@@ -245,17 +244,3 @@ def _progress(total: int) -> Iterator[Callable[[], object]]:
     with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
         task = progress.add_task("training", total=total)
         yield lambda: progress.advance(task)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary path in the same folder that takes the place of `path` on success."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(0o644)  # mkstemp's 600 would stay otherwise
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

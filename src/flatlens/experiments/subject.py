@@ -28,8 +28,8 @@ def subject(
     network = build(model)
     if checkpoint is not None:
         load_weights(network, checkpoint)
-    x, y = _place(network, *_first(load(data), n), device, dtype)
-    _try_one(network, x)
+    x, y = place(network, *_first(load(data), n), device, dtype)
+    try_one(network, x)
     return network, x, y
 
 
@@ -42,7 +42,7 @@ def _first(data: Data, n: int | None) -> tuple[Tensor, Tensor]:
     return data.x_train[:n], data.y_train[:n]
 
 
-def _place(
+def place(
     network: nn.Module, x: Tensor, y: Tensor, device: str, dtype: str | None
 ) -> tuple[Tensor, Tensor]:
     """Network (in place), inputs and targets on one device; all that are floats of one dtype."""
@@ -59,7 +59,7 @@ def _place(
     return x, y
 
 
-def _try_one(network: nn.Module, x: Tensor) -> None:
+def try_one(network: nn.Module, x: Tensor) -> None:
     """Runs the first sample, so that data of the wrong kind is told apart from all other errors."""
     network.eval()
     try:

@@ -6,31 +6,41 @@ Each gives `n` samples to train and `n` others to test, drawn alike and settled 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from flatlens.errors import FlatlensError
 
-Arrays = tuple[Float[np.ndarray, "m d"], Int[np.ndarray, " m"]]
+Arrays = tuple[Float[np.ndarray, "m ..."], Int[np.ndarray, " m"]]
 
 
 def gaussians(
-    n: int = 1_000, dim: int = 20, classes: int = 10, noise: float = 0.25, seed: int = 0
+    n: int = 1_000,
+    dim: int = 20,
+    classes: int = 10,
+    noise: float = 0.25,
+    seed: int = 0,
+    shape: Sequence[int] | None = None,
 ) -> Arrays:
     """One cloud a class: a random centre at distance 1 from 0, and `noise` in every coordinate.
+
+    `shape`, such as (3, 32, 32), takes the place of `dim` for networks that read images.
 
     >>> x, y = gaussians(n=3, dim=2, classes=2)
     >>> x.shape, y.shape
     ((6, 2), (6,))
     """
-    _check(n=n, dim=dim, classes=classes, noise=noise, seed=seed)
+    shape = (dim,) if shape is None else tuple(shape)
+    dim = math.prod(shape)
+    _check(n=n, dim=min(shape), classes=classes, noise=noise, seed=seed)
     draw = np.random.default_rng(seed)
     centres = draw.normal(size=(classes, dim))
     centres /= np.linalg.norm(centres, axis=1, keepdims=True)
     y = draw.integers(classes, size=2 * n)
-    return centres[y] + noise * draw.normal(size=(2 * n, dim)), y
+    x = centres[y] + noise * draw.normal(size=(2 * n, dim))
+    return x.reshape(2 * n, *shape), y
 
 
 def teacher(

@@ -37,6 +37,8 @@ TITLES = {
     "log_volume_top3": "log vol.\n(top 3)",
     "generalization_gap": "gen. gap\n(points)",
     "eq12.rhs": "bound\n(12)",
+    "bound_authors": "bound\n(authors)",
+    "d_authors": "D\n(authors)",
     "relative_flatness": "relative\nsharpness",
 }
 # from vermilion (-1) over white to blue (+1)

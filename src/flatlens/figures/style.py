@@ -71,6 +71,8 @@ NAMES = {
     "eq48_cd.rhs": "D",
     "eq48_bc.rhs": "C",
     "eq12.rhs": "bound (12)",
+    "bound_authors": "bound (12, authors)",
+    "d_authors": "D (authors)",
     "relative_flatness": "relative sharpness",
 }
 

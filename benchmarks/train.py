@@ -1,0 +1,143 @@
+"""What does our training loop cost? Ratios to plain PyTorch loops, taken in one run.
+
+    python benchmarks/train.py                                   # mlp, lenet, vgg; batch 20
+    python benchmarks/train.py --models vgg --repeats 9 --json train.json
+
+Two plain loops stand beside ours, each with `torch.optim.SGD` as it comes: *tensor*, which shuffles
+and indexes tensors in memory, the fastest thing one writes by hand; and *loader*, which takes its
+batches from a shuffled `DataLoader`. Ours includes everything that `flatlens train` does at a step
+that is not measured. All make the same number of steps from the same weights on the same data; a
+ratio is the median over repeats of the ratio within one repeat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from flatlens.experiments import train
+from flatlens.experiments.config import Config
+from flatlens.experiments.models import build
+
+SAMPLES = 2_000
+STEPS = {"mlp": 300, "lenet": 200, "vgg": 60}  # about a second each
+Work = Callable[[nn.Module], None]
+
+
+class NoRun:
+    """A run folder that keeps nothing: the loop alone is timed."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, float]] = []
+
+    def append(self, record: Any) -> None: ...
+
+    def checkpoint(self, tensors: Any, meta: Any) -> None: ...
+
+
+def ours(config: Config, x: Tensor, y: Tensor) -> Work:
+    def work(network: nn.Module) -> None:
+        part = train.Part(x, y.argmax(1), y)
+        state = train._State(config, network, train._optimizer(network, config), part, part)
+        train._go(state, NoRun(), 0, threading.Event(), lambda *_: None)  # type: ignore[arg-type]
+
+    return work
+
+
+def tensor(config: Config, x: Tensor, y: Tensor) -> Work:
+    def work(network: nn.Module) -> None:
+        optimizer = torch.optim.SGD(network.parameters(), lr=config.lr)
+        step = 0
+        while True:
+            for index in torch.randperm(len(x)).split(config.batch_size):
+                optimizer.zero_grad()
+                F.mse_loss(network(x[index]), y[index]).backward()
+                optimizer.step()
+                step += 1
+                if step == config.steps:
+                    return
+
+    return work
+
+
+def loader(config: Config, x: Tensor, y: Tensor) -> Work:
+    batches = DataLoader(TensorDataset(x, y), batch_size=config.batch_size, shuffle=True)
+
+    def work(network: nn.Module) -> None:
+        optimizer = torch.optim.SGD(network.parameters(), lr=config.lr)
+        step = 0
+        while True:
+            for x_batch, y_batch in batches:
+                optimizer.zero_grad()
+                F.mse_loss(network(x_batch), y_batch).backward()
+                optimizer.step()
+                step += 1
+                if step == config.steps:
+                    return
+
+    return work
+
+
+def compare(name: str, batch: int, repeats: int) -> dict[str, Any]:
+    """Seconds of every side in every repeat, after one round that warms up."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (784,) if name == "mlp" else (3, 32, 32)
+    x = torch.rand(SAMPLES, *shape, generator=generator)
+    y = F.one_hot(torch.randint(10, (SAMPLES,), generator=generator), 10).float()
+    config = Config(model=name, batch_size=batch, steps=STEPS[name], measure="end")
+    torch.manual_seed(0)
+    network = build(name)
+    sides = {side.__name__: side(config, x, y) for side in (ours, tensor, loader)}
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    for _ in range(repeats + 1):
+        for side, work in sides.items():
+            copied = copy.deepcopy(network)
+            began = time.perf_counter()
+            work(copied)
+            seconds[side].append(time.perf_counter() - began)
+    seconds = {side: times[1:] for side, times in seconds.items()}
+    return {"steps": config.steps, "batch": batch, "seconds": seconds}
+
+
+def report(name: str, result: dict[str, Any]) -> str:
+    seconds = result["seconds"]
+    told = [f"{name:6} {1e3 * median(seconds['ours']) / result['steps']:8.3f} ms a step"]
+    for side in ("tensor", "loader"):
+        ratios = [a / b for a, b in zip(seconds["ours"], seconds[side], strict=True)]
+        low, _, high = quantiles(ratios, n=4)
+        told.append(f"ours / {side} {median(ratios):.3f} [{low:.3f}, {high:.3f}]")
+    return "   ".join(told)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=list(STEPS), choices=list(STEPS))
+    parser.add_argument("--batch", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    train._State.record = lambda self, step: {}  # type: ignore[method-assign]
+    results = {}
+    for name in given.models:
+        results[name] = compare(name, given.batch, given.repeats)
+        print(report(name, results[name]), flush=True)
+    if given.json:
+        given.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Quantities as the authors' code has them, where it differs from the paper's definition.
+
+| name             | paper                  | variant                                                 |
+|------------------|------------------------|---------------------------------------------------------|
+| `bound_authors`  | right side of Eq. 12   | norms of the authors, 1e-4 added to every squared input |
+| `d_authors`      | D, right side of Eq. 11| the same                                                |
+
+The norms: spectral in a network of linear layers alone; in a network with convolutions Frobenius,
+its square times the number of output positions for a convolution. (The third variant, the log
+volume of the three largest singular values, is `log_volume_top3` of `measure`.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from flatlens.metrics import METRICS, sharpness
+from flatlens.probes import Array, LayerProbe, Probe
+
+EPSILON = 1e-4
+
+
+def bound_authors(p: Probe) -> float:
+    """sqrt(mean_i sum_l ||W_l||^2 / (||x_il||^2 + 1e-4)) sqrt(S).
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Conv1d(1, 1, 1, bias=False).double()
+    >>> _ = torch.nn.init.constant_(net.weight, 3.0)
+    >>> p = fl.probe(net, torch.ones(1, 1, 4).double())  # T = 4, ||x||^2 = 4, S = 4
+    >>> round(bound_authors(p), 3)
+    6.0
+    """
+    total = np.sum([_ratio(p, layer) for layer in p.layers], axis=0)
+    return math.sqrt(total.mean() * sharpness(p))
+
+
+def d_authors(p: Probe) -> float:
+    """The same with the layer that reads the network's input alone; nan if there is none."""
+    first = next((layer for layer in p.layers if layer.reads_input), None)
+    return math.nan if first is None else math.sqrt(_ratio(p, first).mean() * sharpness(p))
+
+
+def _ratio(p: Probe, layer: LayerProbe) -> Float[Array, " n"]:
+    convolutional = any("conv" in other.kind for other in p.layers)
+    norm2 = (layer.norms.frobenius if convolutional else layer.norms.operator) ** 2
+    if "conv" in layer.kind:
+        norm2 *= layer.positions
+    return norm2 / (layer.x_norm**2 + EPSILON)
+
+
+VARIANTS: dict[str, Callable[[Probe], float]] = {
+    "bound_authors": bound_authors,
+    "d_authors": d_authors,
+}
+
+
+def split(quantities: str | Sequence[str]) -> tuple[str | list[str], list[str]]:
+    """What `measure` is asked for, and which variants; "default" may stand in a list.
+
+    >>> split(["mls", "d_authors"]), split("all")
+    ((['mls'], ['d_authors']), ('all', []))
+    """
+    if isinstance(quantities, str):
+        return quantities, []
+    names = [q for name in quantities for q in (METRICS if name == "default" else (name,))]
+    names = list(dict.fromkeys(names))
+    return [q for q in names if q not in VARIANTS], [q for q in names if q in VARIANTS]
