@@ -527,3 +527,40 @@ def test_the_zoo_is_large_and_deterministic():
     first, second = ZOO["lenet"](), ZOO["lenet"]()
     assert torch.equal(first.x, second.x)
     assert torch.equal(first.model[0].weight, second.model[0].weight)
+
+
+def test_norms_follow_a_weight_that_is_written_past_autograd():
+    """Norms are remembered; what changes a weight must change them, however it is done."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.Flatten(), torch.nn.LazyLinear(2))
+    x = torch.rand(2, 2, 8, 8)
+    net(x)
+    other = {name: 3 * value for name, value in net.state_dict().items()}
+
+    def doubled_in_place():
+        with torch.no_grad():
+            net[0].weight.mul_(2)
+
+    def swapped():  # the same entries in another order: the same Frobenius norm
+        net[0].weight.data = net[0].weight.data.flip(2).contiguous()
+        net[0].weight.data[0], net[0].weight.data[1] = (
+            net[0].weight.data[1].clone(),
+            net[0].weight.data[0].clone(),
+        )
+
+    changes = [
+        lambda: None,
+        lambda: net[0].weight.data.mul_(2),
+        doubled_in_place,
+        swapped,
+        lambda: net.load_state_dict(other),
+    ]
+    for change in changes:
+        change()
+        layer = fl.probe(net, x).layers[0]
+        basis = torch.eye(128).reshape(128, 2, 8, 8)
+        C = torch.nn.functional.conv2d(basis, net[0].weight).flatten(1)
+        want = float(torch.linalg.matrix_norm(C.double().detach(), 2))
+        assert want <= layer.norms.operator * (1 + layer.norms.slack)
+        assert layer.norms.operator == pytest.approx(want, rel=2e-3)
+        assert fl.probe(net, x).layers[0].norms == layer.norms

@@ -28,7 +28,7 @@ from flatlens.spectra import rank_tolerance
 
 # Per-sample gradients of one layer are formed in blocks of about this many entries: what is written
 # must still be in the cache when it is squared (one block of all samples is three times slower).
-BLOCK_ENTRIES = 1 << 19
+BLOCK_ENTRIES = 1 << 20
 # Signed sums smaller than this share of their terms have lost too many digits.
 CANCELLED = {torch.float32: 0.03, torch.float64: 1e-4}
 

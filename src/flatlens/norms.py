@@ -10,9 +10,10 @@ bound. (That the pair is the top one is as sure as that a random start has a com
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from flatlens.layers import Positions, occurrences
 
 EXACT_SIZE = 64  # operators with a side up to this are decomposed exactly
 MAX_STEPS = 400
+MOST_KNOWN = 10_000  # norms that are remembered
 FIRST_CHECK, CHECK_EVERY = 12, 6  # steps
 
 
@@ -41,15 +43,27 @@ class WeightNorms:
     slack: float = 0.0
 
 
+_known: dict[tuple[Any, ...], WeightNorms] = {}
+
+
 def weight_norms(layer: LinearMap) -> WeightNorms:
-    """All three norms of the weight of ``layer``."""
+    """All three norms of the weight of ``layer``; the same weight on the same size is known.
+
+    It is known by its entries, not by its tensor: a write through ``.data`` leaves no other trace.
+    """
     W = layer.matrix
-    kernels = [matrix_norm(w) for w in W]
-    kernel = max(kernels)
-    operator = kernel if layer.geometry is None else convolution_norm(layer)
     frobenius = float(torch.linalg.vector_norm(W, dtype=torch.float64))
-    slack = max(operator.slack, *(k.slack for k in kernels))
-    return WeightNorms(operator.value, kernel.value, frobenius, slack)
+    entries = zlib.crc32(layer.weight.detach().cpu().contiguous().numpy().data)
+    key = (W.dtype, W.shape, layer.kind, layer.geometry, layer.in_shape[1:], frobenius, entries)
+    if key not in _known:
+        kernels = [matrix_norm(w) for w in W]
+        kernel = max(kernels)
+        operator = kernel if layer.geometry is None else convolution_norm(layer)
+        slack = max(operator.slack, *(k.slack for k in kernels))
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
+        _known[key] = WeightNorms(operator.value, kernel.value, frobenius, slack)
+    return _known[key]
 
 
 class Norm(NamedTuple):

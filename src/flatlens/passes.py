@@ -28,11 +28,11 @@ from flatlens.guard import in_float, original, untouched
 from flatlens.heads import products
 from flatlens.inputs import Inputs, batches, check_finite, outputs
 from flatlens.layers import Buffers, Layout, close, find_layout, occurrences
-from flatlens.norms import WeightNorms, weight_norms
+from flatlens.norms import weight_norms
 from flatlens.probes import FirstLayerProbe, InputProbe, LayerProbe, ParameterProbe, Probe
 from flatlens.products import Chunk, Forward, Key, LayerChunk, NeedsSinglesError, Products
 
-WORKING_SET = 48 << 20  # bytes of a default chunk: more falls out of the cache and is no faster
+WORKING_SET = 128 << 20  # bytes that a chunk may take by default: more is slower, not faster
 FEWEST = 5  # samples of a default chunk, whatever they take: fewer are slower
 COUPLED = (
     "the output of a sample changes with the other samples in its batch; samples must not depend "
@@ -132,7 +132,6 @@ class Run:
         self.layouts: list[Layout | None] = []
         self.chunks: list[Chunk] = []
         self.notes: list[str] = []
-        self.norms: dict[Any, WeightNorms] = {}
         self.sums: dict[str, Tensor] = {}
         self.shapes: dict[Key, torch.Size] = {}
         self.signature: list[Any] = []
@@ -380,9 +379,7 @@ class Run:
         parts = [chunk.layers[i] for chunk in self.chunks]
         first, layer = parts[0], parts[0].map
         owned = {id(p): n for n, p in self.named}
-        key = (id(layer.weight), layer.kind, layer.geometry, layer.in_shape[1:])
-        norms = self.norms.get(key) or weight_norms(layer)
-        self.norms[key] = norms  # a module called again on the same size costs nothing
+        norms = weight_norms(layer)
         groups, d_out, d_in = layer.matrix.shape
         fewest, most = occurrences(layer)
         if "bypass" not in arrays:  # A is B
