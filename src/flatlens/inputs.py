@@ -125,7 +125,9 @@ def outputs(inputs: Inputs, model: Callable[..., Any], output: Any) -> Tensor:
 
 def check_finite(values: Tensor, first: int, what: str) -> None:
     """Refuse NaN and infinity, naming the sample."""
-    bad = ~torch.isfinite(values.reshape(len(values), -1)).all(1)
-    if bad.any():
-        sample = first + int(bad.nonzero()[0])
-        raise FlatlensError(f"the {what} of sample {sample} is not finite; remove or repair it")
+    for block in values.split(100):  # at once it would take as much memory as all the values
+        bad = ~torch.isfinite(block.reshape(len(block), -1)).all(1)
+        if bad.any():
+            sample = first + int(bad.nonzero()[0])
+            raise FlatlensError(f"the {what} of sample {sample} is not finite; remove or repair it")
+        first += len(block)
