@@ -33,7 +33,8 @@ from flatlens.probes import FirstLayerProbe, InputProbe, LayerProbe, ParameterPr
 from flatlens.products import Chunk, Forward, Key, LayerChunk, NeedsSinglesError, Products
 
 WORKING_SET = 128 << 20  # bytes that a chunk may take by default: more is slower, not faster
-FEWEST = 5  # samples of a default chunk, whatever they take: fewer are slower
+FEWEST = 5  # samples of a default chunk if they take less than MOST: fewer are slower
+MOST = 1 << 30
 COUPLED = (
     "the output of a sample changes with the other samples in its batch; samples must not depend "
     "on one another (batch statistics, attention over the batch, ...)"
@@ -235,7 +236,8 @@ class Run:
                 )
             self.chunk = min(self.memory // size, self.chunk or n)
         elif self.chunk is None:
-            self.chunk = max(FEWEST, min(WORKING_SET // size, 100))
+            fewest = max(1, min(FEWEST, MOST // size))
+            self.chunk = max(fewest, min(WORKING_SET // size, 100))
 
     def _one_at_a_time(self, why: str) -> None:
         assert self.plan is not None
