@@ -332,7 +332,8 @@ def oracle_bounds(
         *inner, last = layers
         theorem = judged(all(q.dense and q.leaf for q in inner), net.beside(inner[0]))
         lhs = float(np.mean(top)) - last.norm
-        rows["eq17_telescoped"] = Row(lhs, eq12(inner, S, False), theorem)
+        scale = 1e-3 * float(np.mean(top))  # a difference
+        rows["eq17_telescoped"] = Row(lhs, eq12(inner, S, False), theorem, scale=scale)
     return rows
 
 
@@ -408,6 +409,8 @@ def eq37(first: Layer, theorem: bool | None) -> Row:
     """Both sides at the optimum of Eq. 36 (λ = 1), with the curvature of this call's weight."""
     n, W = len(first.calls), first.call.values["weight"].numpy()
     H = sum(c.values["dweight"].square().sum(0) for c in first.calls).numpy() / n
+    if first.call.geometry.get("turned"):
+        W, H = W.T, H.T
     value, t2 = minimum(H, W)
     lhs = 0.0
     for c, A in zip(first.calls, first.A, strict=True):

@@ -414,6 +414,7 @@ def kernel_matrices(call: Call) -> Tensor:
     """The weight as one matrix per group, [G, rows, columns]."""
     groups = call.geometry.get("groups", 1)
     w = torch.atleast_2d(call.values["weight"])
+    w = w.mT if call.geometry.get("turned") else w
     return w.reshape(groups, w.shape[0] // groups, -1)
 
 

@@ -25,6 +25,7 @@ class Head:
 
     call: int
     jacobian: Float[Tensor, "b k o"]
+    basis: Float[Tensor, "b k d"]  # Q, orthonormal columns
     directions: Float[Tensor, "b d N"]
 
 
@@ -36,10 +37,12 @@ def find_head(
     if products(graph, f, call, rows) is None:
         return None
     jacobian = _jacobian(graph, f, call)
+    if bool((jacobian.abs().amax((1, 2)) < torch.finfo(f.dtype).eps ** 0.5).any()):
+        return None  # saturated: mixtures of its outputs would be rounding, each alone is less so
     jacobian = jacobian if rows is None else rows @ jacobian
     basis = torch.linalg.qr((jacobian @ call.map.matrix[0]).double()).Q.to(f.dtype)  # [b, k, d]
     directions = basis.mT if rows is None else basis.mT @ rows
-    return Head(len(calls) - 1, jacobian, directions)
+    return Head(len(calls) - 1, jacobian, basis, directions)
 
 
 def products(graph: Graph, f: Tensor, call: Call, rows: Tensor | None = None) -> int | None:

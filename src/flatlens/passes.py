@@ -30,7 +30,15 @@ from flatlens.inputs import Inputs, batches, check_finite, outputs
 from flatlens.layers import Buffers, Layout, close, find_layout, occurrences
 from flatlens.norms import weight_norms
 from flatlens.probes import FirstLayerProbe, InputProbe, LayerProbe, ParameterProbe, Probe
-from flatlens.products import Chunk, Forward, Key, LayerChunk, NeedsSinglesError, Products
+from flatlens.products import (
+    Chunk,
+    Forward,
+    Key,
+    LayerChunk,
+    NeedsEachOutputError,
+    NeedsSinglesError,
+    Products,
+)
 
 WORKING_SET = 128 << 20  # bytes that a chunk may take by default: more is slower, not faster
 FEWEST = 5  # samples of a default chunk if they take less than MOST: fewer are slower
@@ -126,7 +134,7 @@ class Run:
         exact: bool = False,
     ) -> None:
         self.model, self.dtype, self.output, self.exact = model, dtype, output, exact
-        self.root = root
+        self.root, self.heads = root, True
         self.chunk, self.memory = chunk, memory
         self.named = list(model.named_parameters())
         self.plan: Plan | None = None
@@ -284,7 +292,11 @@ class Run:
         return [t for t, _ in recorder.embedded], [edge for _, edge in recorder.embedded]
 
     def _measure(self, inputs: Inputs) -> Chunk:
-        return self._products(inputs).run()
+        try:
+            return self._products(inputs).run()
+        except NeedsEachOutputError:
+            self.heads = False
+            return self._products(inputs).run()
 
     def _products(self, inputs: Inputs) -> Products:
         """Forward once, see that samples are independent, and plan the products."""
@@ -297,7 +309,7 @@ class Run:
         layouts = self.layouts if inputs.n > 1 else [None] * len(forward.recorder.calls)
         forward.plain = self.root is None
         forward.directions = self._directions(forward.f, inputs.n)
-        return Products(forward, layouts, self.named, self.exact, self.buffers)
+        return Products(forward, layouts, self.named, self.exact, self.buffers, self.heads)
 
     def _directions(self, f: Tensor, n: int) -> Tensor | None:
         """What is measured of the outputs: [b, k, N], or None for each of them."""

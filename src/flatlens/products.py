@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from flatlens.capture import Call, Graph, LinearMap, Lookup, Recorder
 from flatlens.errors import FlatlensError
-from flatlens.heads import find_head
+from flatlens.heads import Head, find_head
 from flatlens.layers import Buffers, Layout, Positions, split, weight_gradient
 from flatlens.norms import untied_norms
 from flatlens.spectra import singular_values, spectral_norm
@@ -27,6 +27,10 @@ Share = tuple[Tensor, Tensor]  # ||df/dp||_F^2 and sum p^2 (df/dp)^2, per sample
 
 class NeedsSinglesError(Exception):
     """A chunk met something that only the one-at-a-time way measures."""
+
+
+class NeedsEachOutputError(Exception):
+    """What a head gives is lost in rounding: rows of very different size, of which few matter."""
 
 
 @dataclass
@@ -74,6 +78,7 @@ class Products:
         named: Sequence[tuple[str, Tensor]],
         exact: bool,
         buffers: Buffers,
+        heads: bool = True,
     ) -> None:
         self.forward, self.f, self.named, self.exact = forward, forward.f, named, exact
         self.buffers = buffers
@@ -91,7 +96,7 @@ class Products:
         self.calls = [c for c, _ in alive]
         self.directions = forward.directions
         self.outputs = self.N = (self.f if self.directions is None else self.directions).shape[1]
-        self.head = find_head(self.graph, self.f, self.calls, self.directions)
+        self.head = find_head(self.graph, self.f, self.calls, self.directions) if heads else None
         if self.head is not None:
             self.directions = self.head.directions
             self.N = self.directions.shape[1]  # the products; the outputs stay as many as they are
@@ -227,7 +232,10 @@ class Products:
 
         ``again``: keep the graph, for other ``directions`` will follow.
         """
+        direct = None if self.head is None else self._direct()
         rows = self._rows(again)
+        if self.head is not None and direct is not None:
+            self._check_head(self.head, direct, rows)
         columns: dict[Key, Tensor] = {("output",): self.f.detach()}
         columns |= {("input", k): v for k, v in self._input(rows).items()}
         spectra = [
@@ -271,6 +279,24 @@ class Products:
             sums=sums,
             first=None if first is None else self.positions[first].W,
         )
+
+    def _direct(self) -> Tensor:
+        """df/dx along one mixture of all rows, without the head's directions: [b, M]."""
+        rows = self.forward.directions
+        f = self.f if rows is None else (rows @ self.f.unsqueeze(2)).squeeze(2)
+        edges = [self.edges[k] for k in self.inputs]
+        mixed = (f * _mixture(f)).sum()
+        grads = torch.autograd.grad(mixed, edges, retain_graph=True, allow_unused=True)
+        pairs = zip(grads, self.forward.fed, strict=True)
+        return beside([(torch.zeros_like(t) if g is None else g).flatten(1) for g, t in pairs])
+
+    def _check_head(self, head: Head, direct: Tensor, rows: dict[int, Tensor]) -> None:
+        """The same from the head's rows: with m the mixture, m^T A = (Q^T m)^T (Q^T A)."""
+        mixed = _mixture(head.basis) @ head.basis  # [b, d]
+        found = (mixed.unsqueeze(1) @ beside([rows[k] for k in self.inputs])).squeeze(1)
+        limit = 1e-3 if self.f.dtype == torch.float32 else 1e-9
+        if bool((relative(found - direct, direct) > limit).any()):
+            raise NeedsEachOutputError
 
     def _rule_shares(
         self, rows: dict[int, Tensor], bias_rows: list[Tensor | None]
@@ -432,6 +458,11 @@ class Products:
 def beside(tensors: list[Tensor]) -> Tensor:
     """Tensors side by side in their last dimension; one alone is not copied."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, -1)
+
+
+def _mixture(f: Tensor) -> Tensor:
+    """Weights of the outputs that no symmetry of theirs takes to zero."""
+    return torch.arange(f.shape[1], dtype=f.dtype, device=f.device).cos()
 
 
 def relative(gap: Tensor, whole: Tensor) -> Float[Tensor, " b"]:
