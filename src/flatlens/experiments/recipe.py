@@ -36,7 +36,6 @@ class Recipe:
     """One sweep at several scales."""
 
     name: str
-    about: str
     base: dict[str, Any]
     grid: list[dict[str, Any]]
     scales: dict[str, dict[str, Any]]
@@ -72,7 +71,7 @@ def _read(name: str) -> Recipe:
     content = tomllib.loads(source.read_text(encoding="utf-8"))
     figures = {key: Drawing(key, **table) for key, table in content["figures"].items()}
     scales = {scale: content[scale] for scale in SCALES}
-    return Recipe(name, content["about"], content["base"], content["grid"], scales, figures)
+    return Recipe(name, content["base"], content["grid"], scales, figures)
 
 
 def drawings(names: Sequence[str]) -> dict[str, list[Drawing]]:

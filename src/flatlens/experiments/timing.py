@@ -60,7 +60,7 @@ def _seconds(config: Config) -> float:
         return time.perf_counter() - before
 
 
-def told(seconds: float) -> str:
+def told(seconds: int | float) -> str:
     """A time as people say it.
 
     >>> told(42), told(3_000), told(11_000), told(500_000)

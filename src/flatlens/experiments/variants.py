@@ -1,9 +1,7 @@
 """Quantities as the authors' code has them, where it differs from the paper's definition.
 
-| name             | paper                  | variant                                                 |
-|------------------|------------------------|---------------------------------------------------------|
-| `bound_authors`  | right side of Eq. 12   | norms of the authors, 1e-4 added to every squared input |
-| `d_authors`      | D, right side of Eq. 11| the same                                                |
+`bound_authors` is the right side of Eq. 12, `d_authors` D of Eq. 48 (the right side of Eq. 11),
+both with the norms below and 1e-4 added to every squared norm of an input.
 
 The norms: spectral in a network of linear layers alone; in a network with convolutions Frobenius,
 its square times the number of output positions for a convolution. (The third variant, the log

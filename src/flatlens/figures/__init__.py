@@ -1,4 +1,4 @@
-"""Figures as functions of the table that `read_runs` gives: trends, tightness, correlations.
+"""Figures as functions of the table that `read_runs` gives: trends, tightness, correlations, zoo.
 
 Each gives a matplotlib Figure; `save` writes it as PDF and PNG.
 """
@@ -7,5 +7,6 @@ from flatlens.figures.correlations import correlations
 from flatlens.figures.style import save
 from flatlens.figures.tightness import tightness
 from flatlens.figures.trends import trends
+from flatlens.figures.zoo import zoo
 
-__all__ = ["correlations", "save", "tightness", "trends"]
+__all__ = ["correlations", "save", "tightness", "trends", "zoo"]

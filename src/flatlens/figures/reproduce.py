@@ -8,6 +8,7 @@ What a folder holds afterwards:
 | `fig1.pdf`, `fig1.png`, ...  | the figures asked for; `fig1_authors.*` with the definitions of  |
 |                              | the authors' code where these differ from the paper's            |
 | `claims.md`, `claims.json`   | a verdict on each claim, for each figure that has records        |
+| `summary.md`                 | quantities at the end of training, by configuration              |
 | `records.jsonl.gz`           | all records in one file, from which all of the above is redrawn  |
 | `provenance.json`            | commands, versions, machine, wall time, networks                 |
 """
@@ -19,8 +20,8 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,21 +31,27 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from flatlens.errors import FlatlensError
-from flatlens.experiments import claims, records
+from flatlens.experiments import claims, records, timing
 from flatlens.experiments.archive import read_records, write_records
 from flatlens.experiments.files import replacing
 from flatlens.experiments.recipe import Drawing, Recipe, drawings, recipes
 from flatlens.experiments.runs import read_runs
 from flatlens.experiments.sweep import SweepError, sweep
-from flatlens.experiments.timing import told
 from flatlens.experiments.train import _load
-from flatlens.figures import correlations, save, tightness, trends
-from flatlens.figures.correlations import QUANTITIES
+from flatlens.figures.correlations import QUANTITIES, correlations
+from flatlens.figures.style import save
+from flatlens.figures.tightness import tightness
+from flatlens.figures.trends import trends
 from flatlens.track.runs import provenance
 
 RECORDS, PROVENANCE = "records.jsonl.gz", "provenance.json"
 # the paper's definition, and the authors' code's
 AUTHORS = {**claims.VARIANTS, "eq12.rhs": "bound_authors", "eq48_cd.rhs": "d_authors"}
+# columns of the summary
+ENDS = (
+    "train_loss", "test_accuracy", "generalization_gap", "sqrt_sharpness", "nmls", "mls",
+    "log_volume", "log_volume_top3", "local_dimension", "eq12.rhs", "bound_authors",
+)  # fmt: skip
 
 Frames = dict[str, pd.DataFrame]  # of each recipe
 
@@ -71,39 +78,38 @@ def reproduce(
     """Trains what the figures `names` need below `out`, then draws them and tests the claims.
 
     Without `train` only what is there is drawn; with `source`, a file of records, only what that
-    holds. `engine` are further arguments of `sweep`. Runs that fail stop nothing else: they are
-    told at the end. Results are written after each recipe, so that there is something to look at.
+    holds (all of it without `names`). `engine` are further arguments of `sweep`. Runs that fail
+    stop nothing else: they are told at the end. Figures are drawn as soon as their recipe is done.
     """
     out = Path(out)
+    frames: Frames = {} if source is None else read_records(Path(source))
+    known = recipes()
+    if not names:
+        names = [name for recipe in frames if recipe in known for name in known[recipe].figures]
     wanted = drawings(names)
-    given = None if source is None else read_records(Path(source))
-    files: dict[Path, None] = {}
+    train = train and source is None
+    for name in wanted if train else ():
+        _load(known[name].configs(scale)[0])  # data that are not there are told at once, and once
+    files: list[Path] = []
     problems: list[str] = []
-    table = pd.DataFrame()
     with _accounted(out, scale, source):
-        for recipe in (r for r in recipes().values() if r.name in wanted):
+        for name, figures in wanted.items():
             try:
-                if train and given is None:
-                    _train(recipe, scale, out, progress, engine)
+                if train:
+                    place = _folder(known[name], out)
+                    sweep(*known[name].sweep(scale), out=place, progress=progress, **engine)
             except SweepError as error:
-                problems.append(f"{recipe.name}: {error}")
-            frames = found(out, scale) if given is None else given
-            drawn, reasons = _drawn(recipe.name, wanted[recipe.name], frames, out)
-            files |= dict.fromkeys(drawn)
+                problems.append(f"{name}: {error}")
+            if source is None:
+                frames = found(out, scale)
+            drawn, reasons = _drawn(name, figures, frames, out)
+            files += drawn
             problems += reasons
-            if frames:
-                table = tested(frames)
-                write_records(frames, out / RECORDS)
-                files |= dict.fromkeys([*write_claims(table, out), out / RECORDS])
-    return Reproduction([*files], table, problems)
-
-
-def _train(
-    recipe: Recipe, scale: str, out: Path, progress: bool | None, engine: Mapping[str, Any]
-) -> None:
-    base, grids = recipe.sweep(scale)
-    _load(recipe.configs(scale)[0])  # data that are not there are told once, not by every run
-    sweep(base, grids, out=_folder(recipe, out), progress=progress, **engine)
+        table = judged(frames)
+        if frames:
+            write_records(frames, out / RECORDS)
+            files += [*write_claims(table, frames, out), write_summary(frames, out), out / RECORDS]
+    return Reproduction(files, table, problems)
 
 
 def _folder(recipe: Recipe, out: Path) -> Path:
@@ -148,12 +154,8 @@ def draw(drawing: Drawing, df: pd.DataFrame) -> dict[str, Figure]:
         return {"": tightness(followed(df))}
     if drawing.draw == "trends":
         assert drawing.by is not None
-        df = followed(df)
-        volume = AUTHORS["log_volume"]
-        return {
-            "": trends(df, drawing.by),
-            "_authors": trends(df, drawing.by, volume=volume),
-        }
+        df, volume = followed(df), AUTHORS["log_volume"]
+        return {"": trends(df, drawing.by), "_authors": trends(df, drawing.by, volume=volume)}
     return {"": correlations(df), "_authors": correlations(df, _authors(df))}
 
 
@@ -184,20 +186,18 @@ def _drawn(
 # ------------------------------------------------------------------ claims
 
 
-def tested(frames: Frames) -> pd.DataFrame:
+def judged(frames: Frames) -> pd.DataFrame:
     """The claims of every figure that has records, each on the runs that the figure shows."""
     tables = []
     for recipe in recipes().values():
         for drawing in recipe.figures.values() if recipe.name in frames else ():
             df = finished(frames[recipe.name])
-            try:
-                if drawing.by is not None:
+            if drawing.by is not None:
+                with suppress(FlatlensError):  # a single configuration so far: the claims say so
                     df = records.arm(df, drawing.by)
-            except FlatlensError:  # a single configuration so far: that is told by the claims
-                pass
             table = claims.claims(df, drawing.claims, AUTHORS)
             tables.append(table.assign(figure=drawing.name))
-    return pd.concat(tables, ignore_index=True)
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
 def overview(table: pd.DataFrame) -> pd.DataFrame:
@@ -215,11 +215,14 @@ def overview(table: pd.DataFrame) -> pd.DataFrame:
     return wide.reset_index()
 
 
-def write_claims(table: pd.DataFrame, out: Path) -> list[Path]:
+def write_claims(table: pd.DataFrame, frames: Frames, out: Path) -> list[Path]:
     """`claims.md` for people, `claims.json` for programs."""
     titles = {d.name: d.title for r in recipes().values() for d in r.figures.values()}
+    counts = {name: _counts(df) for name, df in frames.items()}
+    told = [f"{name} {c['finished']} of {c['runs']}" for name, c in counts.items()]
     parts = [
         "# The paper's claims on these runs\n",
+        f"Networks that have come to their last step, of those begun: {', '.join(told)}.\n",
         claims._pipes(overview(table)) + "\n",
         *(
             f"## {titles[str(figure)]}\n\n{claims.markdown(part)}"
@@ -228,14 +231,56 @@ def write_claims(table: pd.DataFrame, out: Path) -> list[Path]:
     ]
     rows = [{key: _plain(value) for key, value in row.items()} for row in table.to_dict("records")]
     texts = {"claims.md": "\n".join(parts), "claims.json": json.dumps(rows, indent=1) + "\n"}
-    for name, text in texts.items():
-        with replacing(out / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    return [out / name for name in texts]
+    return [_written(out / name, text) for name, text in texts.items()]
+
+
+def _written(path: Path, text: str) -> Path:
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return path
 
 
 def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ------------------------------------------------------------------ numbers at the end
+
+
+def summary(df: pd.DataFrame) -> pd.DataFrame:
+    """Mean and standard deviation over seeds at the last step, one row a configuration.
+
+    `near zero at` is the median step where the training loss comes to 1 % of its start.
+    """
+    df = records.prepared(finished(df))
+    keys, last = records.configurations(df), records.ends(df)
+    rows = []
+    for key in records.ordered(df):
+        runs = df[keys == key]
+        end = last[last["run"].isin(runs["run"])]
+        row = {"configuration": key, "runs": str(len(end))}
+        for name in [name for name in ENDS if name in last]:
+            values = pd.Series(records.numbers(end, name))
+            row[name] = f"{values.mean():.4g} ± {values.std():.2g}"
+        steps = [records.interpolation(run) for _, run in followed(runs).groupby("run")]
+        reached = [step for step in steps if step is not None]
+        share = "" if len(reached) == len(steps) else f" ({len(reached)} of {len(steps)} runs)"
+        row["near zero at"] = f"{np.median(reached):,.0f}{share}" if reached else "-"
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def write_summary(frames: Frames, out: Path) -> Path:
+    """`summary.md`: a table for each recipe that has a finished run."""
+    parts = ["# At the end of training\n"]
+    for recipe, df in frames.items():
+        try:
+            table = claims._pipes(summary(df))
+        except FlatlensError as error:
+            table = str(error)
+        networks = ", ".join(name for name, _ in records.families(df))
+        parts.append(f"## {recipe}: {networks}\n\n{table}\n")
+    return _written(out / "summary.md", "\n".join(parts))
 
 
 # ------------------------------------------------------------------ how it was made
@@ -261,11 +306,10 @@ def _note(out: Path, scale: str, source: Path | str | None, seconds: float) -> N
     content = json.loads(old.read_text()) if old.exists() else {"calls": []}
     if source is None:
         command = "flatlens " + shlex.join(sys.argv[1:])
-        call = {"command": command, "scale": scale, "wall_time": told(seconds)}
+        call = {"command": command, "scale": scale, "wall_time": timing.told(seconds)}
         content["calls"].append(provenance() | call)
         content["networks"] = {name: _counts(df) for name, df in found(out, scale).items()}
-    with replacing(out / PROVENANCE) as temporary:
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
+    _written(out / PROVENANCE, json.dumps(content, indent=1) + "\n")
 
 
 def _counts(df: pd.DataFrame) -> dict[str, int]:
