@@ -305,7 +305,7 @@ def weight_gradient(calls: list[Positions], invariant: bool = False) -> WeightSu
     double = any(c.u.dtype == torch.float64 for c in calls)  # a call may have gone over to it
     W = calls[0].W.double() if double else calls[0].W
     g, o, i = W.shape
-    # In multiply-adds per weight, as measured: 24 stands for writing, squaring and summing one entry
+    # In multiply-adds per weight, as measured: 24 stands for writing, squaring and summing an entry
     # of a gradient, 4 (float64) or 2 for a pair and its products over directions.
     pairs = T * (T + 1) // 2
     route: Callable[..., tuple[Tensor, ...]]
