@@ -48,7 +48,9 @@ def hessians(loss, f, y):
 
 
 @pytest.mark.parametrize(
-    "spec", [*NAMED, huber_mean, nn.CrossEntropyLoss(label_smoothing=0.3)], ids=str
+    "spec",
+    [*NAMED, huber_mean, nn.CrossEntropyLoss(label_smoothing=0.3)],
+    ids=lambda v: getattr(v, "__name__", str(v)),
 )
 def test_root_times_its_transpose_is_the_hessian(spec, f, y):
     loss = get_loss(spec)

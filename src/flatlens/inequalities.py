@@ -32,7 +32,7 @@ from flatlens.metrics import (
     weighted_nmls,
 )
 from flatlens.normalized import minimise
-from flatlens.probes import Array, LayerProbe, Probe
+from flatlens.probes import Array, LayerProbe, Probe, Sketch
 
 Verdict = Literal["theorem", "observation", "not applicable"]
 
@@ -152,14 +152,9 @@ class Rows:
         self.p, self.exact = p, exact
         self.tolerance = 1e-9 if p.dtype == torch.float64 else 1e-4
         self.S = sharpness(p)
-        if p.sketch is not None:  # four standard errors
-            sides = {
-                "sharpness": self.S,
-                "sharpness_untied": sharpness_untied(p),
-                "adaptive_sharpness": adaptive_sharpness(p),
-            }
-            errors = p.sketch.errors
-            self.tolerance += 4 * max(errors[k] / max(v, 1e-300) for k, v in sides.items())
+        if p.sketch is not None:
+            room = student(p.sketch.directions - 1) * relative_error(p, p.sketch)
+            self.tolerance += (1 + room) ** 2 - 1  # a side may be the square of what is known
         found = [q for q in p.layers if q.reads_input]
         self.first = found[0] if found else None
 
@@ -502,6 +497,27 @@ def layer_bounds(p: Probe, layer: LayerProbe) -> dict[str, Any]:
         "eq5_why": reason or "one position, a trainable weight used once, no bypass",
         "multiplicative": float(layer.norms.kernel * (1 + layer.norms.slack) * root.mean()),
     }
+
+
+def student(freedom: int) -> float:
+    """The quantile of Student's t that is 4 for the normal distribution (Wallace, from above)."""
+    z = 4 * (8 * freedom + 3) / (8 * freedom + 1)
+    return float(np.sqrt(freedom * np.expm1(z**2 / freedom)))
+
+
+def relative_error(p: Probe, sketch: Sketch) -> float:
+    """The largest relative standard error of what stands in an inequality."""
+    whole = {
+        "sharpness": sharpness(p),
+        "sharpness_untied": sharpness_untied(p),
+        "adaptive_sharpness": adaptive_sharpness(p),
+        "input_invariant_mls": input_invariant_mls(p),
+    }
+    found = [(sketch.errors[name], value) for name, value in whole.items()]
+    for q, errors in zip(p.layers, sketch.layer_errors, strict=True):
+        found.append((errors["sharpness"], float(np.mean(q.grad_weight + q.grad_bias))))
+        found.append((errors["adaptive_sharpness"], float(np.mean(q.adaptive))))
+    return max((error / value for error, value in found if value > 0), default=0.0)
 
 
 def _upper(layer: LayerProbe) -> float:

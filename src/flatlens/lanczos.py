@@ -2,7 +2,9 @@
 
 All samples of a batch take each step together, each with a vector of its own. Full
 orthogonalisation; the coefficients are float64. A value comes with the residual of its Ritz pair:
-some eigenvalue of A A^T lies within that of theta, and Ritz values never exceed the largest.
+some eigenvalue of A A^T lies within that of theta, and Ritz values never exceed the largest. From
+one start a singular value that occurs several times is seen once: the largest is right, but what
+follows it may be further down the list (equal tokens, each with an output of its own).
 """
 
 from __future__ import annotations

@@ -222,9 +222,10 @@ class Custom(Loss):
         return torch.stack(found)
 
     def root(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N k"]:
-        values, vectors = torch.linalg.eigh(self.hessian(f, y).double())
-        # What rounding may have made of zero, in the precision of f.
-        rounding = torch.finfo(f.dtype).eps ** 0.5 * values.abs().amax(1, keepdim=True)
+        values, vectors = torch.linalg.eigh(self.hessian(f.detach().double(), y).double())
+        # What rounding may have made of zero: of the largest, and of probabilities next to 1.
+        eps = torch.finfo(torch.float64).eps
+        rounding = eps**0.5 * values.abs().amax(1, keepdim=True) + 64 * eps
         if bool((values < -rounding).any()):
             raise FlatlensError(
                 "the loss is not convex in the outputs, so that its Hessian has no root and there "

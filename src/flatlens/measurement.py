@@ -17,7 +17,7 @@ from flatlens.errors import FlatlensError
 from flatlens.inequalities import Bounds, bounds, layer_bounds
 from flatlens.inputs import Inputs, batches
 from flatlens.losses import Loss, get_loss, targets
-from flatlens.merging import gathered
+from flatlens.merging import gathered, needs_group
 from flatlens.metrics import METRICS, Metric, layer_row
 from flatlens.passes import Root, probe_batches
 from flatlens.probes import Array, Probe
@@ -188,6 +188,8 @@ def measure(
     """
     if method not in METHODS:
         raise FlatlensError(f"method={method!r} is unknown; use one of {', '.join(METHODS)}")
+    if distributed:
+        needs_group()
     one_pass, own = _wanted(quantities)
     of = get_loss(loss)
     plain = of.name == "half_squared"
@@ -198,6 +200,8 @@ def measure(
         raise FlatlensError(f"{own[0]} is of the loss and needs targets; give y")
     if own and distributed:
         raise FlatlensError(f"{own[0]} takes passes of its own; leave it out where distributed")
+    if distributed and budget is not None:
+        raise FlatlensError("a budget may choose otherwise in each process; give method= instead")
     options: dict[str, Any] = {
         "chunk": chunk,
         "memory": memory,
@@ -206,8 +210,7 @@ def measure(
     }
     look: Callable[..., Probe] = probe_batches
     if method != "exact":
-        rank = torch.distributed.get_rank() if distributed else 0
-        options |= {"directions": directions, "seed": (seed, rank), "rtol": rtol}
+        options |= {"directions": directions, "seed": seed, "rtol": rtol}
         options |= {"auto": method == "auto", "budget": budget}
         look = sketch_batches
     found: list[Any] = []

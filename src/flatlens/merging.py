@@ -21,8 +21,7 @@ MEANS = ("curvature", "crossed")
 def merge(*probes: Probe) -> Probe:
     """All samples of ``probes`` in their order; the probes must be of one network."""
     first = probes[0]
-    shapes = {(p.N, p.M, p.dtype, tuple(q.name for q in p.layers)) for p in probes}
-    if len(shapes) > 1 or any(len(p.parameters) != len(first.parameters) for p in probes):
+    if not all(_alike(first, p) for p in probes):
         raise FlatlensError("the probes are of different networks or outputs; merge like with like")
     if len({p.sketch is None for p in probes}) > 1:
         raise FlatlensError("some probes are exact and some sketched; use one method for all")
@@ -41,6 +40,19 @@ def merge(*probes: Probe) -> Probe:
         notes=list(dict.fromkeys(note for p in probes for note in p.notes)),
         sketch=_sketch([p.sketch for p in probes], n),
     )
+
+
+def _alike(one: Probe, other: Probe) -> bool:
+    """Whether two probes are of one network: the same shapes, and weights of the same norms."""
+
+    def shape(p: Probe) -> Any:
+        layers = [(q.name, q.positions, q.singular.shape[1]) for q in p.layers]
+        return p.N, p.M, p.dtype, layers, [(q.name, q.numel) for q in p.parameters]
+
+    if shape(one) != shape(other):
+        return False
+    mine, theirs = ([q.norm for q in p.layers] for p in (one, other))
+    return bool(np.allclose(mine, theirs, rtol=1e-4, atol=0))  # an iteration may end elsewhere
 
 
 def _joined(parts: list[T], n: np.ndarray) -> T:
@@ -91,12 +103,17 @@ def _sketch(parts: list[Sketch | None], n: np.ndarray) -> Sketch | None:
     )
 
 
-def gathered(mine: Any) -> Any:
-    """A probe or targets of every process of the default group, merged in the order of ranks."""
+def needs_group() -> None:
+    """Refuse where there is no process group."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         raise FlatlensError(
             "distributed=True needs a process group; call torch.distributed.init_process_group"
         )
+
+
+def gathered(mine: Any) -> Any:
+    """A probe or targets of every process of the default group, merged in the order of ranks."""
+    needs_group()
     found: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(found, mine.cpu() if isinstance(mine, Tensor) else mine)
     return torch.cat(found) if isinstance(mine, Tensor) else merge(*found)

@@ -55,6 +55,7 @@ def sketch(
     rtol: float | None = None,
     top: int = 3,
     tolerance: float = 1e-2,
+    layers: bool = True,
     chunk: int | None = None,
     memory: int | None = None,
     output: Any = None,
@@ -69,6 +70,8 @@ def sketch(
         rtol: add directions until the relative standard error of the sharpness is at most this.
         top: singular values per sample and layer.
         tolerance: of Lanczos, relative to the squared singular value.
+        layers: False looks for singular values at the network's input alone, which is many times
+            cheaper; those of the layers, and so ``nmls``, and the local dimension are NaN.
 
     Example:
         >>> import torch, flatlens as fl
@@ -84,7 +87,7 @@ def sketch(
     inputs = (batch for batch, _ in batches(x))
     return sketch_batches(
         model, inputs, directions=directions, seed=seed, rtol=rtol, top=top, tolerance=tolerance,
-        chunk=chunk, memory=memory, output=output, weight_norm=weight_norm,
+        layers=layers, chunk=chunk, memory=memory, output=output, weight_norm=weight_norm,
     )  # fmt: skip
 
 
@@ -93,10 +96,11 @@ def sketch_batches(
     inputs: Iterable[Inputs],
     *,
     directions: int = 32,
-    seed: int | tuple[int, int] = 0,
+    seed: int = 0,
     rtol: float | None = None,
     top: int = 3,
     tolerance: float = 1e-2,
+    layers: bool = True,
     auto: bool = False,
     budget: float | None = None,
     **options: Any,
@@ -114,7 +118,7 @@ def sketch_batches(
 
     run = partial(
         SketchRun, directions=directions, seed=seed, rtol=rtol, top=top, tolerance=tolerance,
-        auto=auto, budget=budget,
+        layers=layers, auto=auto, budget=budget,
     )  # fmt: skip
     return probe_batches(model, inputs, run=run, **options)
 
@@ -132,17 +136,17 @@ class SketchRun(Run):
         root: Root | None,
         *,
         directions: int,
-        seed: int | tuple[int, int],
+        seed: int,
         rtol: float | None,
         top: int,
         tolerance: float,
+        layers: bool = True,
         auto: bool = False,
         budget: float | None = None,
     ) -> None:
         super().__init__(model, dtype, output, chunk, memory, root)
-        self.count, self.rtol = directions, rtol
-        self.seed = seed if isinstance(seed, tuple) else (seed, 0)  # and the process
-        self.top, self.tolerance = top, tolerance
+        self.count, self.seed, self.rtol = directions, seed, rtol
+        self.top, self.tolerance, self.spectra_of_layers = top, tolerance, layers
         self.auto, self.budget = auto, budget
         self.exactly = auto  # the exact pass is taken
         self.used: list[int] = []
@@ -205,7 +209,7 @@ class SketchRun(Run):
                 flat = t[i].detach().cpu().contiguous().reshape(-1)
                 digest.update(flat.view(torch.uint8).numpy().tobytes())
             key = int.from_bytes(digest.digest(), "big")
-            streams.append(np.random.default_rng([*self.seed, key, self.seen[key]]))
+            streams.append(np.random.default_rng([self.seed, key, self.seen[key]]))
             self.seen[key] += 1
         return streams
 
@@ -260,19 +264,25 @@ class SketchRun(Run):
         f = plan.f
         v0 = draw.outputs(draw.next()).requires_grad_()
         with _second_derivative(), torch.enable_grad():
-            backs = torch.autograd.grad(f, plan.edges, v0, create_graph=True, allow_unused=True)
+            wanted = range(len(plan.edges)) if self.spectra_of_layers else plan.inputs
+            edges = [plan.edges[k] for k in wanted]
+            grads = torch.autograd.grad(f, edges, v0, create_graph=True, allow_unused=True)
+            backs = dict(zip(wanted, grads, strict=True))
         found: dict[tuple[int, ...], dict[str, Tensor]] = {}
 
         def look(edges: list[int], moments: int) -> dict[str, Tensor]:
             if (key := tuple(edges)) not in found:
-                entries = sum(plan.rows[k][1] for k in edges)
-                gram = _gram(f, [plan.edges[k] for k in edges], [backs[k] for k in edges], v0)
-                r = min(draw.width, entries)
-                found[key] = self._look(draw.through(gram), draw, r, moments)
+                r = min(draw.width, sum(plan.rows[k][1] for k in edges))
+                if self.spectra_of_layers or edges == plan.inputs:
+                    gram = _gram(f, [plan.edges[k] for k in edges], [backs[k] for k in edges], v0)
+                    found[key] = self._look(draw.through(gram), draw, r, moments)
+                else:
+                    found[key] = _unknown(len(f), r, v0.device)
             return found[key]
 
         columns: dict[Key, Tensor] = {}
-        for name, values in look(plan.inputs, self.count).items():
+        moments = self.count if self.spectra_of_layers else 0
+        for name, values in look(plan.inputs, moments).items():
             columns["input", name] = values
         for i, (total, through) in enumerate(zip(plan.total, plan.through, strict=True)):
             for name, values in look([total], MOMENTS).items():
@@ -298,6 +308,8 @@ class SketchRun(Run):
         known = torch.where(found.converged, found.values, torch.nan)
         known[:, 0] = found.values[:, 0]  # the largest is given with its flag
         singular[:, : known.shape[1]] = known
+        if moments == 0:
+            return {**_unknown(len(singular), r, singular.device), "singular": singular}
         first, second = [], []
         for _ in range(moments):
             v = draw.next()
@@ -330,7 +342,7 @@ class SketchRun(Run):
                 f"Lanczos did not meet tolerance={self.tolerance} in {MAX_STEPS} steps: largest "
                 "singular values are lower ends"
             )
-        made = Sketch(min(self.used), self.seed[0], errors, self._layer_errors(p), self.converged)
+        made = Sketch(min(self.used), self.seed, errors, self._layer_errors(p), self.converged)
         return Probe(**{**vars(p), "sketch": made, "notes": [*p.notes, *notes]})
 
     def _error(self, weights: dict[Key, float]) -> float:
@@ -377,6 +389,17 @@ class SketchRun(Run):
             }
             for i in range(len(p.layers))
         ]
+
+
+def _unknown(b: int, r: int, device: torch.device) -> dict[str, Tensor]:
+    """What ``_look`` gives of spectra that nobody asked for."""
+    options: Any = {"dtype": torch.float64, "device": device}
+    return {
+        "singular": torch.full((b, r), torch.nan, **options),
+        "rank": torch.full((b,), -1.0, **options),
+        "dimension": torch.full((b,), torch.nan, **options),
+        "jackknife": torch.full((b,), torch.nan, **options),
+    }
 
 
 _SPECTRAL = {"singular", "rank", "singular_through", "rank_through", "gap_norm"}
