@@ -322,6 +322,10 @@ class Recorder(TorchFunctionMode):
     def _is_parameter(self, value: Any) -> bool:
         return isinstance(value, Tensor) and id(value) in self.names and value.requires_grad
 
+    def of_parameters(self, t: Tensor) -> bool:
+        """Whether ``t`` is made of parameters alone, as a standardised weight is."""
+        return t.requires_grad and Graph(t).leaves <= self.names.keys()
+
     def new_event(self, shape: torch.Size) -> int:
         """Note that a parameter meets a result of ``shape``; trial runs compare these shapes."""
         self.events.append(shape)
@@ -367,8 +371,9 @@ class Recorder(TorchFunctionMode):
         sizes = zip(reversed(p.shape), reversed(result.shape), strict=False)
         if any(s not in (1, r) for s, r in sizes):  # a true repeat, not a broadcast
             return result
+        known = len(self.copies)
         copies = self.per_sample(p, result.shape, self.new_event(result.shape))
-        if copies.shape == p.shape:
+        if len(self.copies) == known:
             return result
         expanded = copies.expand(result.shape)
         return expanded.clone() if func.__name__ == "repeat" else expanded
@@ -464,13 +469,20 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
+    if training and running_mean is None and recorder.of_parameters(input):
+        return F.batch_norm(input, None, None, weight, bias, True, momentum, eps)
     if training:
         where = recorder.names.get(id(weight), "a BatchNorm layer").removesuffix(".weight")
         raise FlatlensError(
             f"{where} normalises with the statistics of the batch, so samples depend on one "
             "another; give it running statistics (track_running_stats=True, trained or calibrated)"
         )
-    normed = F.batch_norm(input, running_mean, running_var, None, None, False, momentum, eps)
+    if running_mean is None or running_var is None:  # torch says what it needs
+        return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    # As a formula: for one sample torch's own backward pass is wrong where the gradient arrives
+    # with channels last (torch 2.13 on the CPU).
+    mean, var = (t.reshape(_channels(input)) for t in (running_mean, running_var))
+    normed = (input - mean) * (var + eps).rsqrt()
     return _affine(recorder, normed, weight, bias, _channels(input))
 
 

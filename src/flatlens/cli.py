@@ -311,7 +311,7 @@ def reproduce(
     workers: Positive | None = None,
     engine: Literal["local", "dask"] = "local",
     address: str | None = None,
-    train: Annotated[bool, Parameter(negative="--no-train", name="")] = True,
+    train: Annotated[bool, Parameter(negative="--no-train", name="", show_default=False)] = True,
     source: Annotated[Path | None, Parameter("--from")] = None,
     show: Annotated[bool, Parameter("--list", negative="")] = False,
 ) -> int:
@@ -334,14 +334,14 @@ def reproduce(
     address
         Address of a running Dask scheduler. Without it one is started.
     train
-        With --no-train only draw what is there.
+        Train nothing, draw what is there.
     source
-        File of records to redraw from, without any training.
+        File of records to redraw from, without any training; without names all that it holds.
     show
         List the recipes with the time that each would take on this machine.
     """
-    from flatlens.experiments import reproduce as module
     from flatlens.experiments.timing import listing
+    from flatlens.figures import reproduce as module
     from flatlens.measurement import columns
 
     if show:
@@ -350,15 +350,113 @@ def reproduce(
     if not names and source is None:
         raise FlatlensError("Name what to reproduce, such as fig1 or all; see --list.")
     made = module.reproduce(
-        names or ["all", "d3"], out=out, scale=scale, train=train, source=source, workers=workers,
-        engine=engine, address=address,
+        names, out=out, scale=scale, train=train, source=source, workers=workers, engine=engine,
+        address=address,
     )  # fmt: skip
     if len(made.claims):
         table = module.overview(made.claims).drop(columns="says")
-        print("\n".join(columns([list(table), *table.to_numpy().tolist()])))
+        print("\n".join(columns([[*table], *table.to_numpy().tolist()])))
         print()
     print("\n".join(map(str, made.files)))
     return _refuse("; ".join(made.problems), FAILED) if made.problems else 0
+
+
+@app.command(
+    help_epilogue="""Examples:
+  flatlens zoo --models '*vit*' --images photos --out runs/zoo
+  flatlens zoo --models deit_tiny_patch16_224 --weights weights --images photos --n 16
+  flatlens zoo --models '*levit*' '*mobilevit*' --list"""
+)
+def zoo(
+    *,
+    models: Annotated[list[str], Parameter(consume_multiple=True, negative="")],
+    images: Path | None = None,
+    n: Positive = 100,
+    out: Path = Path("runs/zoo"),
+    pretrained: Annotated[bool, Parameter(negative="--random")] = True,
+    weights: Path | None = None,
+    outputs: Literal["sigmoid", "logits"] = "sigmoid",
+    directions: Positive = 8,
+    perturbations: Natural = 4,
+    paper: Annotated[bool, Parameter(negative="")] = False,
+    max_se: float = 0.15,
+    seed: Natural = 0,
+    engine: Literal["local", "dask"] = "local",
+    workers: Positive | None = None,
+    address: str | None = None,
+    threads: Positive = 1,
+    device: str = "cpu",
+    show: Annotated[bool, Parameter("--list", negative="")] = False,
+    as_json: Json = False,
+) -> int:
+    """Measure vision models of timm by name: normalised MLS against adaptive sharpness, Figure 3.
+
+    Models that are done are skipped; those that cannot be measured are told at the end.
+
+    Parameters
+    ----------
+    models
+        Names of timm; wildcards take the models with 1000 classes and at most 384 pixels.
+    images
+        Folder of images; names that begin with the class number (012_cat.jpg) give top-1, too.
+    n
+        Number of images.
+    out
+        Folder for the records, one folder for each model, and the figure.
+    pretrained
+        With the published weights (the default), or as initialised.
+    weights
+        Folder with weights in files named after the models: safetensors or torch state dicts.
+    outputs
+        The sigmoid of the logits, as in the paper, or the logits.
+    directions
+        Random output directions per image.
+    perturbations
+        Pairs of perturbed weights per image for the sampled sharpness, Eq. 38; 0 for none.
+    paper
+        Also find both axes with the estimators of the paper, Eqs. 46 and 47.
+    max_se
+        Drop models whose relative standard error on either axis is not below this.
+    seed
+        Seed of everything random.
+    engine
+        local: processes of this machine. dask: a Dask scheduler.
+    workers
+        Number of local processes. By default as many as the machine has cores.
+    address
+        Address of a running Dask scheduler. Without it one is started for the zoo.
+    threads
+        CPU threads of each process.
+    device
+        Where to compute: cpu, cuda, cuda:1, mps.
+    show
+        List the models that would run, with a rough estimate of memory and time.
+    as_json
+        Print one JSON object instead of a table.
+    """
+    from flatlens.experiments import zoo as module
+    from flatlens.figures import save
+    from flatlens.figures import zoo as draw
+    from flatlens.figures.zoo import FEWEST
+    from flatlens.measurement import columns
+
+    source = str(weights) if weights else "pretrained" if pretrained else "random"
+    if show:
+        print("\n".join(columns(module.listing(models, source, n))))
+        return 0
+    if images is None:
+        raise FlatlensError("Give --images, a folder of images to measure the models on.")
+    settings = module.Zoo(
+        str(images), n, source, outputs, directions, perturbations, paper=paper, seed=seed,
+        threads=threads, device=device,
+    )  # fmt: skip
+    frame = module.zoo(models, settings, out=out, engine=engine, workers=workers, address=address)
+    good, _ = module.kept(frame, max_se)
+    told = module.report(frame, max_se)
+    if len(good) >= FEWEST:
+        told["figure"] = str(save(draw(good), out / "figure3")["pdf"])
+    print(_json(told) if as_json else module.text(told))
+    return FAILED if told["skipped"] else 0
 
 
 data_app = App(
