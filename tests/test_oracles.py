@@ -136,7 +136,8 @@ def test_patches_rebuild_the_weights_gradient_and_the_derivative_through(name):
     )
     for call in calls:
         u, J = sharing_format(call, call.values["dz"])
-        form = "kgto,gti->kgio" if "transpose" in call.kind else "kgto,gti->kgoi"
+        turned = "transpose" in call.kind or call.geometry.get("turned")
+        form = "kgto,gti->kgio" if turned else "kgto,gti->kgoi"
         dW = torch.einsum(form, J, u)  # Σ_p J_p u_pᵀ
         np.testing.assert_allclose(
             dW.flatten(), call.values["dweight"].flatten(), rtol=1e-10, atol=1e-12
