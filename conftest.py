@@ -1,6 +1,11 @@
-"""What holds for every test run: optional libraries may be absent."""
+"""What holds for every test run: optional libraries may be absent, Ctrl-C is heard."""
 
 import importlib.util
+import signal
+
+# A run in the background is started deaf to Ctrl-C, and its children with it; tests of it need it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # doctests are collected by importing every module; these two need an extra
 NEEDS = {"lightning": ("lightning", "pytorch_lightning"), "transformers": ("transformers",)}

@@ -38,3 +38,30 @@ def test_a_wide_output_has_volume_zero_and_a_top_volume():
     assert fl.volume(p) == 0.0
     assert fl.log_volume(p) == -float("inf")
     assert -20 < fl.log_volume(p, top=3) < 20
+
+
+@pytest.mark.parametrize("method", ["exact", "auto", "sketch"])
+def test_where_a_head_is_lost_in_rounding_each_output_is_asked(method, monkeypatch):
+    case = ZOO["narrow_head"]()
+    want = fl.measure(case.model, case.x)["sharpness"]
+
+    def lost(*_):
+        raise products.NeedsEachOutputError
+
+    monkeypatch.setattr(products.Products, "_check_head", lost)
+    m = fl.measure(case.model, case.x, method=method)
+    assert m["sharpness"] == pytest.approx(want, rel=1e-12)
+
+
+def test_outputs_that_are_saturated_are_asked_one_by_one():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 5), nn.Softmax(1)).double()
+    with torch.no_grad():
+        net[2].weight *= 300
+    x = torch.randn(2, 2, dtype=torch.float64)
+    A = torch.stack([torch.autograd.functional.jacobian(net, v[None])[0, :, 0] for v in x])
+    want = torch.linalg.svdvals(A)[:, 0]
+    assert want.min() < 1e-10 < want.max()
+    torch.testing.assert_close(
+        torch.from_numpy(fl.probe(net, x).input.singular[:, 0]), want, rtol=1e-9, atol=0
+    )

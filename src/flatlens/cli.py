@@ -28,9 +28,12 @@ Json = Annotated[bool, Parameter("--json", negative="")]
 if TYPE_CHECKING:
     TrainOptions: TypeAlias = Any
     SweepOptions: TypeAlias = Any
+    NO_OPTIONS: Any
 else:
     TrainOptions = options("TrainOptions")
     SweepOptions = options("SweepOptions", many=True)
+    # not None: cyclopts validates with pydantic where that is installed, which refuses None
+    NO_OPTIONS = TrainOptions(), SweepOptions()
 
 app = App(
     name="flatlens",
@@ -174,7 +177,7 @@ def train(
     out: Path | None = None,
     config: Path | None = None,
     as_json: Json = False,
-    given: Annotated[TrainOptions, Parameter(name="*")] = None,
+    given: Annotated[TrainOptions, Parameter(name="*")] = NO_OPTIONS[0],
 ) -> None:
     """Train a network and measure it on the way; a run that was stopped goes on where it was.
 
@@ -231,7 +234,7 @@ def sweep(
     retries: Natural = 1,
     gpus: Positive | None = None,
     as_json: Json = False,
-    given: Annotated[SweepOptions, Parameter(name="*")] = None,
+    given: Annotated[SweepOptions, Parameter(name="*")] = NO_OPTIONS[1],
 ) -> int:
     """Train every combination of settings, skip what is done, and go on with what was stopped.
 

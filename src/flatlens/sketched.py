@@ -192,9 +192,9 @@ class SketchRun(Run):
         return self.rows if self.exactly else f.new_empty(n, 1, f.shape[1])
 
     def _measure(self, inputs: Inputs) -> Chunk:
-        plan = self._products(inputs)
         if self.exactly:
-            return plan.run()
+            return super()._measure(inputs)
+        plan = self._products(inputs)
         draw = _Signs(plan.f, self._streams(inputs), self.rows)
         chunk = self._average(plan, draw)
         chunk.columns |= self._spectra(plan, chunk, draw)

@@ -51,8 +51,8 @@ def _one(name: str, hint: Any) -> Any:
 
 
 def chosen(given: Any) -> dict[str, Any]:
-    """The options that a user gave, by the name of the field; None if there are none."""
-    values = {} if given is None else {f.name: getattr(given, f.name) for f in fields(given)}
+    """The options that a user gave, by the name of the field."""
+    values = {f.name: getattr(given, f.name) for f in fields(given)}
     return {
         name: _table(value) if name in TABLES else value
         for name, value in values.items()
