@@ -384,6 +384,7 @@ def script(code, *arguments, before=()):
 
 KILLED = """
     import os, random, signal, sys, time
+    from pathlib import Path
     import torch
     from flatlens.track.runs import Run, RunBusyError, read_runs
 
@@ -415,16 +416,18 @@ KILLED = """
     assert os.waitpid(child(whole), 0)[1] == 0
     took = time.perf_counter() - start
     random.seed(0)
-    killed = 0
+    killed = tries = 0
     while killed < kills:
+        tries += 1
         pid = child(broken)
         time.sleep(random.random() * took / 4)
         os.kill(pid, signal.SIGKILL)
         status = os.waitpid(pid, 0)[1]
         killed += os.WIFSIGNALED(status)
         if os.path.exists(broken + "/done"):  # begin another one
-            assert open(broken + "/records.jsonl").read() == open(whole + "/records.jsonl").read()
-            os.rename(broken, f"{broken}.{killed}")
+            same = [Path(run, "records.jsonl").read_text() for run in (broken, whole)]
+            assert same[0] == same[1]
+            os.rename(broken, f"{broken}.{tries}")
     assert os.waitpid(child(broken), 0)[1] == 0
     print(len(read_runs(broken)))
 

@@ -139,7 +139,7 @@ def test_local_sweep(tmp_path, expected, monkeypatch):
     assert list(tmp_path.rglob("error.txt")) == []
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
     # what is done is not done again, nor is a worker started for it
-    monkeypatch.setattr(sweeps, "_engine", None)
+    monkeypatch.setattr(sweeps, "engine_of", None)
     assert sweep(BASE, GRID, out=tmp_path).equals(frame)
 
 

@@ -22,7 +22,7 @@ with warnings.catch_warnings():
     timm = pytest.importorskip("timm", reason="timm is not installed (pip install flatlens[zoo])")
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 
-from flatlens.experiments import timm_models  # noqa: E402
+from flatlens.experiments import sweep, timm_models  # noqa: E402
 from flatlens.experiments import zoo as zoos  # noqa: E402
 from flatlens.experiments.zoo import Zoo, kept, zoo  # noqa: E402
 
@@ -192,7 +192,7 @@ def test_only_what_has_weights_matches_a_wildcard(tmp_path):
 
 def test_without_a_network_each_model_gives_one_line(images, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(zoos, "reachable", lambda: False)
-    monkeypatch.setattr(zoos, "_local", _here)
+    monkeypatch.setattr(sweep, "_local", _here)
     words = ["zoo", "--images", str(images), "--n", "2", "--out", str(tmp_path), "--models"]
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     assert cli.main([*words, "test_vit", "test_vit2"]) == cli.FAILED
@@ -233,7 +233,7 @@ def test_a_failing_model_stops_nobody(settings, tmp_path, monkeypatch):
         return whole(model, settings, chunk, offline)
 
     monkeypatch.setattr(zoos, "record", record)
-    monkeypatch.setattr(zoos, "_local", _here)
+    monkeypatch.setattr(sweep, "_local", _here)
     frame = zoo(["test_vit2", "test_efficientnet"], settings, out=tmp_path)
     assert list(frame["model"]) == ["test_efficientnet"]
     assert frame.attrs["skipped"] == {"test_vit2": "IndexError: this model is broken"}

@@ -454,8 +454,8 @@ def zoo(
         threads=threads, device=device,
     )  # fmt: skip
     frame = module.zoo(models, settings, out=out, engine=engine, workers=workers, address=address)
-    good, _ = module.kept(frame, max_se)
-    told = module.report(frame, max_se)
+    good, dropped = module.kept(frame, max_se)
+    told = module.report(frame, good, dropped)
     if len(good) >= FEWEST:
         told["figure"] = str(save(draw(good), out / "figure3")["pdf"])
     print(_json(told) if as_json else module.text(told))

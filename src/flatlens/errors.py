@@ -3,3 +3,8 @@
 
 class FlatlensError(ValueError):
     """What is wrong, where, and what to do about it."""
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says, without its trace."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

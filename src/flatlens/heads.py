@@ -89,8 +89,6 @@ def _jacobian(graph: Graph, f: Tensor, call: Call) -> Float[Tensor, "b N o"]:
         return torch.eye(N, dtype=f.dtype, device=f.device).expand(batch, N, N)
     rows = f.new_empty(batch, N, call.map.matrix.shape[1])
     for v in range(N):
-        pick = torch.zeros_like(f)
-        pick[:, v] = 1
-        (g,) = torch.autograd.grad(f, [call.out], pick, retain_graph=True)
+        (g,) = torch.autograd.grad(f[:, v].sum(), [call.out], retain_graph=True)
         rows[:, v] = g.reshape(batch, -1)
     return rows

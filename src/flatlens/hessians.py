@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, first_line
 from flatlens.estimates import VECTORS
 from flatlens.guard import in_float, original, untouched
 from flatlens.inputs import Inputs, batches, check_finite, outputs
@@ -278,8 +278,3 @@ def surface(
     """A model's mean loss over samples by its trainable parameters; the model is left as found."""
     with opened(model) as (inner, dtype):
         yield Surface(inner, x, y, get_loss(loss), output, chunk, dtype)
-
-
-def first_line(error: Exception) -> str:
-    """What an exception says, without its trace."""
-    return (str(error).splitlines() or [type(error).__name__])[0]

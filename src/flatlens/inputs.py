@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, first_line
 
 
 class Inputs:
@@ -57,9 +57,17 @@ class Inputs:
         return [t for t in self.tensors if t.is_floating_point()]
 
 
+ONE_BATCH = (Tensor, tuple, Mapping)  # anything else is an iterable of batches
+
+
+def kept(x: Any) -> Any:
+    """x to be read twice: an iterator, or a loader that shuffles, gives its batches but once."""
+    return x if isinstance(x, ONE_BATCH) else list(x)
+
+
 def batches(x: Any) -> Iterator[tuple[Inputs, Any]]:
     """(inputs, targets or None) of each batch; a pair from an iterable is (inputs, targets)."""
-    if isinstance(x, (Tensor, tuple, Mapping)):
+    if isinstance(x, ONE_BATCH):
         yield Inputs(x), None
         return
     for batch in x:
@@ -108,9 +116,8 @@ def outputs(inputs: Inputs, model: Callable[..., Any], output: Any) -> Tensor:
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         if isinstance(error, (FlatlensError, torch.OutOfMemoryError)):
             raise
-        first = (str(error).splitlines() or [type(error).__name__])[0]
         raise FlatlensError(
-            f"the model fails on {inputs.n} sample(s) of this input: {first}"
+            f"the model fails on {inputs.n} sample(s) of this input: {first_line(error)}"
         ) from error
     f = select_output(result, output)
     if f.dim() == 0 or f.shape[0] != inputs.n:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flatlens.errors import FlatlensError
 from flatlens.inequalities import Bounds, bounds, layer_bounds
-from flatlens.inputs import Inputs, batches
+from flatlens.inputs import Inputs, batches, kept
 from flatlens.losses import Loss, get_loss, targets
 from flatlens.merging import gathered, needs_group
 from flatlens.metrics import METRICS, Metric, layer_row
@@ -193,8 +193,8 @@ def measure(
     one_pass, own = _wanted(quantities)
     of = get_loss(loss)
     plain = of.name == "half_squared"
-    if (own or not plain) and not isinstance(x, ONE_BATCH):  # more than one pass
-        x = list(x)
+    if own or not plain:  # more than one pass
+        x = kept(x)
         y = _targets([target for _, target in batches(x)]) if y is None else y
     if own and y is None:
         raise FlatlensError(f"{own[0]} is of the loss and needs targets; give y")
@@ -244,7 +244,6 @@ def measure(
 
 
 METHODS = ("auto", "exact", "sketch")
-ONE_BATCH = (Tensor, tuple, Mapping)
 PERTURBED = (  # functions of flatlens.perturb
     *("hessian_trace", "adaptive_sharpness_hessian", "adaptive_sharpness_sampled"),
     *("normalized_sharpness", "relative_flatness", "lambda_max"),

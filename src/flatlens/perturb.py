@@ -18,7 +18,7 @@ function (``losses``), ``output`` what of the model's result is f, ``chunk`` sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,11 +30,11 @@ from torch import Tensor, nn
 from flatlens.errors import FlatlensError
 from flatlens.estimates import LIMIT, Estimate, top_eigenvalue, trace
 from flatlens.hessians import Network, network, surface
-from flatlens.inputs import Inputs, select_output
+from flatlens.inputs import Inputs, batches, kept
 from flatlens.layerwise import normalized_sharpness, relative_flatness
 from flatlens.losses import Custom, Loss, get_loss
 from flatlens.metrics import adaptive_sharpness, sharpness
-from flatlens.passes import probe
+from flatlens.passes import probe_batches
 from flatlens.probes import Probe
 
 __all__ = [
@@ -83,7 +83,7 @@ def hessian_trace(
         >>> round(e.value, 9), round(e.residual, 9), e.se  # ||x||^2 + 1
         (3.0, 0.0, 0.0)
     """
-    x = _kept(x) if residual else x
+    x = kept(x) if residual else x
     with surface(model, x, y, loss, output, chunk) as s:
         found = trace(
             s.products, s.sizes, s.like, directions=directions, rtol=rtol, limit=limit, seed=seed
@@ -120,7 +120,7 @@ def adaptive_sharpness_hessian(
         >>> round(adaptive_sharpness_hessian(net, x, y).value, 9)  # 9 + 9
         18.0
     """
-    x = _kept(x) if residual else x
+    x = kept(x) if residual else x
     with surface(model, x, y, loss, output, chunk) as s:
         D = s.theta
         found = trace(
@@ -133,11 +133,6 @@ def adaptive_sharpness_hessian(
     return found
 
 
-def _kept(x: Any) -> Any:
-    """x to be read twice: an iterator, or a loader that shuffles, gives its batches but once."""
-    return x if isinstance(x, (Tensor, tuple, Mapping)) else list(x)
-
-
 def _gauss_newton(model: nn.Module, x: Any, loss: Loss, output: Any) -> Probe:
     """The probe of R^T f, R a root of the loss: its sharpness is the Gauss-Newton trace."""
     if isinstance(loss, Custom):
@@ -145,12 +140,10 @@ def _gauss_newton(model: nn.Module, x: Any, loss: Loss, output: Any) -> Probe:
             "the residual is known for losses with a name only; compare with gauss_newton_trace"
         )
 
-    def weighed(result: Any) -> Tensor:
-        f = select_output(result, output)
-        f = f.reshape(len(f), -1)
-        return torch.einsum("bnk,bn->bk", loss.root(f.detach()), f)
-
-    return probe(model, x, output=output if loss.name == "half_squared" else weighed)
+    root = None if loss.name == "half_squared" else lambda f, _: loss.root(f).mT
+    inputs = (batch for batch, _ in batches(x))
+    options = {"chunk": None, "memory": None, "output": output, "weight_norm": "operator"}
+    return probe_batches(model, inputs, root=root, **options)
 
 
 def adaptive_sharpness_sampled(

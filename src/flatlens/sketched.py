@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flatlens.capture import Plan
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, first_line
 from flatlens.inputs import Inputs, batches
 from flatlens.lanczos import top_singular
 from flatlens.metrics import sharpness
@@ -455,9 +455,8 @@ def _second_derivative() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        first = str(error).splitlines()[0]
         raise FlatlensError(
-            f"Lanczos needs a second derivative that this network lacks ({first}); "
+            f"Lanczos needs a second derivative that this network lacks ({first_line(error)}); "
             'use method="exact"'
         ) from error
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, first_line
 from flatlens.experiments.checkpoint import load_weights
 from flatlens.experiments.data import Data, load
 from flatlens.experiments.models import build
@@ -66,7 +66,7 @@ def try_one(network: nn.Module, x: Tensor) -> None:
         with torch.no_grad():
             network(x[:1])
     except Exception as error:  # the network is anyone's code and may raise anything
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        reason = first_line(error).rstrip(".")
         raise FlatlensError(
             f"The network cannot read an input of shape {list(x[:1].shape)} ({x.dtype}): {reason}."
         ) from error

@@ -87,7 +87,8 @@ def sweep(
     busy: list[str] = []
     with sweep_bar(len(configs), len(configs) - len(todo), progress) as show:
         if todo:
-            with _engine(engine, workers, address, resources, todo) as using:
+            threads = max(config.threads for config in todo)
+            with engine_of(engine, workers, address, resources, threads, len(todo)) as using:
                 for config, outcome in _outcomes(todo, using, folder, retries):
                     if outcome.status == "busy":
                         busy.append(config.name)
@@ -262,23 +263,25 @@ def _result(future: Any) -> Outcome:
 
 
 @contextlib.contextmanager
-def _engine(
+def engine_of(
     name: str,
     workers: int | None,
     address: str | None,
     resources: Mapping[str, int | float] | None,
-    todo: list[Config],
+    threads: int,
+    tasks: int,
 ) -> Iterator[Engine]:
+    """Processes for ``tasks`` tasks of ``threads`` threads: as many as asked for, or as fit."""
     if workers is not None and workers < 1:
         raise FlatlensError(f"A sweep needs at least one worker, not {workers}.")
     if name not in ("local", "dask"):
-        raise FlatlensError(f"Unknown engine {name!r} of a sweep; use local or dask.")
+        raise FlatlensError(f"Unknown engine {name!r}; use local or dask.")
     if name == "local" and (address or resources):
         raise FlatlensError("An address and resources belong to the engine dask.")
     if workers is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        workers = max(1, (cores or 1) // max(config.threads for config in todo))
-    workers = min(workers, len(todo))
+        workers = max(1, (cores or 1) // threads)
+    workers = min(workers, tasks)
     with _local(workers) if name == "local" else _dask(workers, address, resources) as engine:
         yield engine
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.compat import make_torchvision_importable
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, first_line
 
 CLASSES, LARGEST = 1000, 384  # the paper's filters: ImageNet's classes, at most so many pixels
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
@@ -128,7 +128,7 @@ def build(name: str, source: str, seed: int = 0, offline: bool = False) -> nn.Mo
             if offline:
                 reason = "there is no network, and the hub's cache does not have them"
             else:
-                reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+                reason = first_line(error).rstrip(".")
             raise FlatlensError(f"Cannot load {what} of {name}: {reason}.") from error
     return uncached(model.eval())
 

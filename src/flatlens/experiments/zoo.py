@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from loky import cpu_count  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from flatlens.errors import FlatlensError
@@ -30,7 +29,7 @@ from flatlens.experiments import images as pictures
 from flatlens.experiments.files import replacing
 from flatlens.experiments.progress import sweep_bar
 from flatlens.experiments.runs import Run, RunBusyError, read_runs
-from flatlens.experiments.sweep import Engine, Outcome, _dask, _local, _mark, _result
+from flatlens.experiments.sweep import Engine, Outcome, _mark, _result, engine_of
 from flatlens.experiments.timm_models import (
     build,
     family,
@@ -169,7 +168,7 @@ def zoo(
     busy: list[str] = []
     with sweep_bar(len(names), len(names) - len(todo), progress) as show:
         if todo:
-            with _engine(engine, workers, address, settings.threads, len(todo)) as using:
+            with engine_of(engine, workers, address, None, settings.threads, len(todo)) as using:
                 for name, outcome in _outcomes(todo, settings, using, folder, offline):
                     if outcome.status == "busy":
                         busy.append(name)
@@ -223,9 +222,8 @@ def listing(models: Sequence[str], source: str, n: int) -> list[list[str]]:
     return rows
 
 
-def report(frame: pd.DataFrame, max_se: float) -> dict[str, Any]:
+def report(frame: pd.DataFrame, good: pd.DataFrame, dropped: dict[str, float]) -> dict[str, Any]:
     """What was measured, dropped and skipped."""
-    good, dropped = kept(frame, max_se)
     shown = [c for c in SHOWN if c in good]
     return {
         "models": {row["model"]: row for row in good[["model", *shown]].to_dict("records")},
@@ -491,16 +489,3 @@ def _keep(name: str, settings: Zoo, outcome: Outcome, folder: Path) -> Outcome:
         except RunBusyError:
             return Outcome("busy")
     return outcome
-
-
-@contextlib.contextmanager
-def _engine(
-    name: str, workers: int | None, address: str | None, threads: int, tasks: int
-) -> Iterator[Engine]:
-    if name not in ("local", "dask"):
-        raise FlatlensError(f"Unknown engine {name!r} of a zoo; use local or dask.")
-    if name == "local" and address:
-        raise FlatlensError("An address belongs to the engine dask.")
-    count = min(workers or max(1, cpu_count() // threads), tasks)
-    with _local(count) if name == "local" else _dask(count, address, None) as engine:
-        yield engine
