@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import pickle
 import struct
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ from PIL import Image
 from flatlens.errors import FlatlensError
 from flatlens.experiments import data as module
 from flatlens.experiments.data import load
-from flatlens.experiments.fetch import PUBLISHED
+from flatlens.experiments.fetch import PUBLISHED, fetch, verify
+from flatlens.experiments.formats import read_cifar, read_cifar_python
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(6, 3)), np.array([0, 1, 2, 0, 1, 2])
@@ -297,6 +299,135 @@ def test_cifar10_refuses(root, few, reason):
     assert reason in sentence
 
 
+# ------------------------------------------------------------------ CIFAR's python format
+
+
+def word(text: str) -> bytes:
+    """A string of Python 2, as the published files have them."""
+    return b"U" + bytes([len(text)]) + text.encode()
+
+
+def array(pixels: np.ndarray, kind="u1") -> bytes:
+    """An array as NumPy pickled it under Python 2."""
+    shape = b"".join(b"J" + struct.pack("<i", n) for n in pixels.shape)
+    dtype = b"cnumpy\ndtype\nq\n" + word(kind) + b"K\x00K\x01\x87Rq\x0b(K\x03" + word("|")
+    dtype += b"NNN" + 2 * (b"J" + struct.pack("<i", -1)) + b"K\x00tb"
+    content = pixels.tobytes()
+    return (
+        b"cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00\x85"
+        + word("b")
+        + b"\x87Rq\t(K\x01"
+        + shape
+        + b"\x86"
+        + dtype
+        + b"\x89T"
+        + struct.pack("<i", len(content))
+        + content
+        + b"tb"
+    )
+
+
+def python_batch(pixels: np.ndarray, labels, data: bytes | None = None) -> bytes:
+    """A batch with the opcodes of the published ones (protocol 2)."""
+    return (
+        b"\x80\x02}q\x01("
+        + (word("batch_label") + b"q\x02" + word("training batch 1 of 5") + b"q\x03")
+        + (word("labels") + b"q\x04]q\x05(" + b"".join(b"K" + bytes([c]) for c in labels) + b"e")
+        + (word("data") + b"q\x06" + (array(pixels) if data is None else data))
+        + (word("filenames") + b"q\x0c]q\r(" + b"".join(word("a.png") for _ in labels) + b"eu.")
+    )
+
+
+PIXELS = RNG.integers(0, 256, size=(3, 3072), dtype=np.uint8)
+PYTHON = python_batch(PIXELS, [6, 9, 0])
+
+
+def to_python(folder: Path) -> Path:
+    """The files of `make_cifar` in the other format; the binary ones are gone."""
+    other = folder.with_name("cifar-10-batches-py")
+    other.mkdir()
+    for path in folder.iterdir():
+        pixels, labels = read_cifar(path)
+        (other / path.stem).write_bytes(python_batch(pixels.reshape(-1, 3072), labels.tolist()))
+        path.unlink()
+    return other
+
+
+def test_python_batches_of_the_tests_are_what_numpy_reads():
+    batch = pickle.loads(PYTHON, encoding="bytes")
+    assert np.array_equal(batch[b"data"], PIXELS)
+    assert (batch[b"labels"], next(iter(batch))) == ([6, 9, 0], b"batch_label")
+
+
+def test_cifar10_in_the_python_format_is_the_same(root, few):
+    folder = make_cifar(root)
+    binary = load("cifar10", classes=(3, 8))
+    to_python(folder)
+    python = load("cifar10", classes=(3, 8))
+    for name in ("x_train", "y_train", "x_test", "y_test"):
+        assert torch.equal(getattr(python, name), getattr(binary, name))
+
+
+def test_cifar10_in_the_python_format_is_verified_and_not_fetched_again(root, monkeypatch):
+    folder = to_python(make_cifar(root))
+    assert {path.parent for path in verify("cifar10")} == {folder}
+    assert set(verify("cifar10").values()) == {"different"}
+    monkeypatch.setattr("flatlens.experiments.fetch.matches", lambda path, checksum: True)
+    assert fetch("cifar10") == folder.parent
+
+
+def test_the_binary_format_comes_first(root, few):
+    kept = {path: path.read_bytes() for path in make_cifar(root).iterdir()}
+    other = to_python(next(iter(kept)).parent)
+    for path, content in kept.items():
+        path.write_bytes(content)
+    (other / "data_batch_1").write_bytes(b"not read")
+    assert len(load("cifar10").x_train) == 50
+
+
+class Calls:
+    def __reduce__(self):
+        return print, ("called",)
+
+
+def pickled(**entries) -> bytes:
+    """Of Python 3, bytes as keys."""
+    return pickle.dumps({key.encode(): value for key, value in entries.items()}, protocol=3)
+
+
+BAD_PICKLES = {
+    "cut short or no CIFAR-10 batch: pickle data was truncated": PYTHON[:-2000],
+    "cut short or no CIFAR-10 batch: Ran out of input": b"",
+    "batch: it asks for builtins.print, which was not called": pickled(labels=Calls()),
+    "it asks for posix.system, which was": b"cposix\nsystem\n(U\x04truetR.",
+    "record 1 has the label 10": python_batch(PIXELS, [6, 10, 0]),
+    "as many rows of 3072 bytes as data": python_batch(PIXELS, [6, 9]),
+    "it should have a list of labels": pickled(labels=3),
+    "a list of labels and as many rows": pickle.dumps([1, 2]),
+    "list of labels and as many rows of": python_batch(PIXELS[:0], []),
+    "and as many rows of 3072 bytes as": python_batch(PIXELS, [1], array(np.zeros(384), "f8")),
+    "cut short or no CIFAR-10 batch: ": bytes(3073),
+}
+
+
+@pytest.mark.parametrize("reason", BAD_PICKLES)
+def test_cifar10_refuses_a_pickle(root, few, capsys, reason):
+    path = to_python(make_cifar(root)) / "data_batch_3"
+    path.write_bytes(BAD_PICKLES[reason])
+    sentence = refusal("cifar10")
+    assert str(path) in sentence
+    assert reason in sentence
+    assert capsys.readouterr().out == ""  # nothing was called
+
+
+def test_a_batch_cut_anywhere_is_refused(tmp_path):
+    path = tmp_path / "data_batch_1"
+    for place in [*range(150), *range(150, len(PYTHON), 97), len(PYTHON) - 1]:
+        path.write_bytes(PYTHON[:place])
+        with pytest.raises(FlatlensError, match="data_batch_1 is cut short or no CIFAR-10 batch"):
+            read_cifar_python(path)
+
+
 @pytest.mark.parametrize(("name", "files"), [("fashion-mnist", 4), ("cifar10", 6)])
 def test_absent_data_says_which_files_to_put_where(root, name, files):
     sentence = refusal(name)
@@ -550,6 +681,17 @@ def test_fashion_mnist_is_the_published_one():
     assert data.y_train[:10].tolist() == [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]
     # mean and deviation that everyone normalises with
     assert f"{data.x_train.mean():.4f} {data.x_train.std():.4f}" == "0.2860 0.3530"
+
+
+def test_real_records_are_the_same_in_both_formats(tmp_path):
+    real("cifar10")
+    source = Path(os.environ["FLATLENS_DATA"]) / "cifar10" / "cifar-10-batches-bin"
+    path = tmp_path / "test_batch"
+    pixels, labels = read_cifar(source / "test_batch.bin")
+    path.write_bytes(python_batch(pixels.reshape(-1, 3072), labels.tolist()))
+    x, y = read_cifar_python(path)
+    assert np.array_equal(x, pixels)
+    assert np.array_equal(y, labels)
 
 
 def test_cifar10_classes_0_and_1_are_the_published_ones():

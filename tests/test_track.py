@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 import warnings
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -556,7 +556,7 @@ def test_on_interpolation_needs_its_scalar():
 class Clock:
     """Time that passes only as it is told to."""
 
-    now = 0.0
+    now, samples = 0.0, 8
 
     def perf_counter(self):
         return self.now
@@ -566,10 +566,10 @@ class Clock:
 def clock(monkeypatch):
     clock, real = Clock(), module.measure
 
-    def measure(*arguments, quantities, **options):
-        names = {"default": 1, "all": 10}
-        clock.now += names[quantities] if isinstance(quantities, str) else len(quantities)
-        return real(*arguments, quantities="default", **options)
+    def measure(model, x, y, *, quantities, **options):
+        m = real(model, x, y, quantities="default", **options)
+        clock.now += {"default": 1, "all": 10}[quantities] * m.probe.n / clock.samples
+        return m
 
     measure.__signature__ = module.inspect.signature(real)
     monkeypatch.setattr(module, "time", clock)
@@ -580,10 +580,13 @@ def clock(monkeypatch):
 def test_measuring_stays_within_its_share_of_the_time(clock, tmp_path):
     tracker = Tracker(network(), x, when=every(2), run=tmp_path / "a", max_overhead=0.1)
     measured = 0
-    for step in range(200):
-        clock.now += 0.25
-        measured += tracker(step) is not None
-        assert measured <= max(1, 0.1 * clock.now)
+    with warnings.catch_warnings(record=True, action="always") as warned:
+        for step in range(200):
+            clock.now += 0.25
+            measured += tracker(step) is not None
+            assert measured <= 1 + 0.1 * clock.now
+    told = "not measured: over max_overhead=0.1, see tracker.skipped"
+    assert [str(w.message) for w in warned] == [told]
     steps = {r["step"] for r in tracker.records} | {s["step"] for s in tracker.skipped}
     assert steps == set(range(0, 200, 2))  # every step that was due is in one of them
     assert measured == len(tracker.records) >= 0.1 * clock.now - 2
@@ -595,12 +598,103 @@ def test_measuring_stays_within_its_share_of_the_time(clock, tmp_path):
 
 def test_dear_quantities_are_left_out_first(clock):
     tracker = Tracker(network(), x, y, when=every(1), quantities="all", max_overhead=0.2)
-    for step in range(100):
-        clock.now += 1
-        tracker(step)
+    with warnings.catch_warnings(record=True, action="always") as warned:
+        for step in range(100):
+            clock.now += 1
+            tracker(step)
     why = [s["why"].split(":")[0] for s in tracker.skipped]
     assert {"fewer quantities", "not measured"} == set(why)
-    assert tracker._total <= 0.2 * clock.now
+    assert len(warned) == 2
+    assert [r["step"] for r in tracker.records] == [0, *range(1, 100, 5)]
+
+
+many = torch.randn(40, 6, generator=torch.Generator().manual_seed(3))
+
+
+def test_fewer_samples_keep_the_schedule(clock):
+    clock.samples = len(many)
+    model = network().eval()
+    tracker = Tracker(model, many, when=every(4), max_overhead=0.1)
+    with warnings.catch_warnings(record=True, action="always") as warned:
+        for step in range(40):
+            clock.now += 1
+            tracker(step)
+    first, *others = tracker.records
+    assert [r["step"] for r in tracker.records] == list(range(0, 40, 4))  # none is left out
+    assert (first["samples"], {r["samples"] for r in others}) == (40, {10})
+    assert [s["step"] for s in tracker.skipped] == list(range(4, 40, 4))
+    assert [str(w.message)[:34] for w in warned] == ["fewer samples: over max_overhead=0"]
+    assert len({r["sharpness"] for r in others}) == 1  # always the same samples
+    # the numbers are those of ten of the forty, with their standard error
+    whole, (rows, _) = fl.measure(model, many), module._some(torch.arange(40), None)
+    assert len(set(rows.tolist())) == 10
+    for name in ("sharpness", "nmls", "mls", "local_dimension"):
+        of_ten = whole.samples[name][rows]
+        assert others[0][name] == pytest.approx(of_ten.mean(), rel=1e-5)
+        error = (np.var(of_ten, ddof=1) / 10 * (1 - 10 / 40)) ** 0.5
+        assert others[0][f"{name}_se"] == pytest.approx(error, rel=1e-4)
+        assert f"{name}_se" not in first
+
+
+def test_the_standard_error_is_how_far_a_part_is_from_all():
+    model, pairs = nn.Linear(6, 3), list(combinations(range(5), 2))
+    parts = [fl.measure(model, x[list(pair)]) for pair in pairs]  # every choice of two of five
+    errors = [module._errors(m, 5)["sharpness_se"] for m in parts]
+    assert np.mean(np.square(errors)) == pytest.approx(np.var([m["sharpness"] for m in parts]))
+
+
+def test_all_samples_come_back_when_only_the_first_measurement_was_slow(clock):
+    clock.samples = len(many)
+    tracker = Tracker(network(), many, when=every(20), max_overhead=0.1)
+    tracker(0)
+    tracker._spent[0] = 60.0  # it warmed up
+    clock.now += 20
+    with pytest.warns(UserWarning, match="fewer samples"):
+        tracker(20)
+    clock.now += 20
+    tracker(40)
+    assert [r["samples"] for r in tracker.records] == [40, 10, 40]
+
+
+def test_few_samples_are_not_made_fewer():
+    levels = [
+        level[1]
+        for n in (39, 40)
+        for level in Tracker(nn.Linear(6, 2), many[:n], max_overhead=0.1)._levels
+    ]
+    assert levels == [False, False, True]
+
+
+def test_a_part_has_the_targets_of_its_samples():
+    inputs, targets = torch.arange(50), 10 * torch.arange(50)
+    data = {
+        "one batch": (inputs, targets),
+        "by name": ({"a": inputs, "b": -inputs, "c": None}, targets.tolist()),
+        "batches": ([inputs[:30], inputs[30:]], targets),
+        "batches with targets": ([(inputs[:30], targets[:30]), (inputs[30:], targets[30:])], None),
+    }
+    for name, (x_all, y_all) in data.items():
+        x_part, y_part = module._some(x_all, y_all)
+        if name == "batches with targets":
+            x_part, y_part = (torch.cat(part) for part in zip(*x_part, strict=True))
+        elif name == "batches":
+            x_part = torch.cat(x_part)
+        elif name == "by name":
+            assert torch.equal(x_part["b"], -x_part["a"])
+            x_part = x_part["a"]
+        assert torch.equal(y_part, 10 * x_part), name
+        assert len(x_part.unique()) == 13
+
+
+def test_a_part_without_volume_has_no_error_of_its_logarithm():
+    m = fl.measure(nn.Sequential(nn.Linear(6, 1), nn.Linear(1, 3)), many[:10])
+    assert m["log_volume"] == -np.inf
+    assert np.isnan(module._errors(m, 40)["log_volume_se"])
+
+
+def test_processes_that_share_a_measurement_take_no_limit():
+    with pytest.raises(fl.FlatlensError, match="max_overhead"):
+        Tracker(network(), x, max_overhead=0.1, distributed=True)
 
 
 def test_without_a_limit_every_due_step_is_measured(clock):
@@ -609,6 +703,7 @@ def test_without_a_limit_every_due_step_is_measured(clock):
         tracker(step)
     assert [r["step"] for r in tracker.records] == [0, 1, 2, 3, 4]
     assert tracker.skipped == []
+    assert "samples" not in tracker.records[0]
 
 
 def test_nothing_warns():

@@ -21,7 +21,8 @@ then in the cache folder, each data set in a folder of its own name (`flatlens d
 and verifies them):
 
     fashion-mnist/train-images-idx3-ubyte.gz ...        the four official files
-    cifar10/cifar-10-batches-bin/data_batch_1.bin ...   the official binary version
+    cifar10/cifar-10-batches-bin/data_batch_1.bin ...   the official binary version, or
+    cifar10/cifar-10-batches-py/data_batch_1 ...        the python one, which is never executed
 """
 
 from __future__ import annotations
@@ -44,7 +45,13 @@ from torch import Tensor
 from flatlens.errors import FlatlensError
 from flatlens.experiments import images, synthetic
 from flatlens.experiments.fetch import locate
-from flatlens.experiments.formats import CIFAR_CLASSES, read_cifar, read_idx, read_npz
+from flatlens.experiments.formats import (
+    CIFAR_CLASSES,
+    read_cifar,
+    read_cifar_python,
+    read_idx,
+    read_npz,
+)
 
 DIGITS_TRAIN = 1_000  # of 1,797; the rest is the test part
 KEYS = ("x", "y", "x_test", "y_test")  # the arrays of an npz file
@@ -176,7 +183,8 @@ def cifar10(classes: int | Sequence[int] | None = None) -> Data:
 
 def _cifar_part(files: list[Path], wanted: list[int], part: str) -> tuple[Tensor, Tensor]:
     kept = []
-    for pixels, labels in map(read_cifar, files):
+    reader = read_cifar if files[0].suffix == ".bin" else read_cifar_python
+    for pixels, labels in map(reader, files):
         choice = np.isin(labels, wanted)
         kept.append((pixels[choice], labels[choice]))
     x, y = (np.concatenate(arrays) for arrays in zip(*kept, strict=True))

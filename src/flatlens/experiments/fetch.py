@@ -18,7 +18,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
 
@@ -43,10 +43,16 @@ class Published:
     files: Mapping[str, str]  # path in the data set's folder -> checksum
     base: str  # address of the folder that holds the downloads
     downloads: Mapping[str, str]  # file below `base` -> checksum; an archive is unpacked
+    other: Mapping[str, str] = field(default_factory=dict)  # files in a second format, as good
+
+    def there(self, folder: Path) -> Mapping[str, str] | None:
+        """The files of the first format that a folder has completely."""
+        formats = (files for files in (self.files, self.other) if files)
+        return next((fs for fs in formats if all((folder / f).is_file() for f in fs)), None)
 
 
 # FashionMNIST: SHA-256 of the files whose MD5 sums the authors publish.
-# CIFAR-10: the MD5 of the archive is published; SHA-1 of the files in it.
+# CIFAR-10: the MD5 of the archive is published; SHA-1 or MD5 of the files in it.
 _FASHION = {
     "train-images-idx3-ubyte.gz":
         "sha256:3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
@@ -82,6 +88,14 @@ PUBLISHED: dict[str, Published] = {
         },
         base="https://www.cs.toronto.edu/~kriz",
         downloads={"cifar-10-binary.tar.gz": "md5:c32a1d4ab5d03f1284b67883e8d87530"},
+        other={  # of cifar-10-python.tar.gz
+            "cifar-10-batches-py/data_batch_1": "md5:c99cafc152244af753f735de768cd75f",
+            "cifar-10-batches-py/data_batch_2": "md5:d4bba439e000b95fd0a9bffe97cbabec",
+            "cifar-10-batches-py/data_batch_3": "md5:54ebc095f3ab1f0389bbae665268c751",
+            "cifar-10-batches-py/data_batch_4": "md5:634d18415352ddfa80567beed471001a",
+            "cifar-10-batches-py/data_batch_5": "md5:482c414d41f54cd18b22e5b47cb7c3cb",
+            "cifar-10-batches-py/test_batch": "md5:40351d587109b95175f43aff81a1287e",
+        },
     ),
 }  # fmt: skip
 
@@ -103,18 +117,18 @@ def folders(name: str) -> list[Path]:
 
 def find(name: str) -> Path | None:
     """The first folder that has all files of a data set, whatever is in them."""
-    files = published(name).files
-    return next((f for f in folders(name) if all((f / file).is_file() for file in files)), None)
+    source = published(name)
+    return next((folder for folder in folders(name) if source.there(folder)), None)
 
 
 def locate(name: str) -> list[Path]:
     """The files of a data set, all of them in one place, or a refusal that says what to do."""
-    folder, files = find(name), published(name).files
-    if folder is None:
-        raise FlatlensError(
-            f"The data {name} is not here: run flatlens data fetch {name}, or {by_hand(name)}."
-        )
-    return [folder / file for file in files]
+    for folder in folders(name):
+        if files := published(name).there(folder):
+            return [folder / file for file in files]
+    raise FlatlensError(
+        f"The data {name} is not here: run flatlens data fetch {name}, or {by_hand(name)}."
+    )
 
 
 def by_hand(name: str) -> str:
@@ -143,8 +157,9 @@ def published(name: str) -> Published:
 
 def verify(name: str) -> dict[Path, Status]:
     """Whether each file of a data set is the published one, in the folder where it is found."""
-    folder = find(name) or folders(name)[0]
-    return {folder / f: status(folder / f, c) for f, c in published(name).files.items()}
+    source, folder = published(name), find(name) or folders(name)[0]
+    files = source.there(folder) or source.files
+    return {folder / f: status(folder / f, c) for f, c in files.items()}
 
 
 def status(path: Path, checksum: str) -> Status:
@@ -175,7 +190,8 @@ def fetch(name: str) -> Path:
     """
     source = published(name)
     for folder in folders(name):
-        if all(status(folder / f, c) == "good" for f, c in source.files.items()):
+        files = source.there(folder) or source.files
+        if all(status(folder / f, c) == "good" for f, c in files.items()):
             return folder
     target = cache(name)
     with _progress() as tick:

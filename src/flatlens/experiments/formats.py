@@ -1,4 +1,4 @@
-"""Files into arrays: IDX (MNIST and its kin), CIFAR-10 binary, NumPy's npz.
+"""Files into arrays: IDX (MNIST and its kin), CIFAR-10 binary and python, NumPy's npz.
 
 A file that is cut short, damaged or of another kind is refused by its name, in one sentence;
 what comes back is whole.
@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import gzip
 import math
+import pickle
 import struct
 import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
 from numpy.typing import NDArray
 
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, first_line
 
 CIFAR_CLASSES = 10
 CIFAR_IMAGE = (3, 32, 32)  # red, green and blue planes, each row by row
 CIFAR_RECORD = 1 + math.prod(CIFAR_IMAGE)  # the label comes first
+PICKLED = ("numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype")  # in a batch
 
 
 def read_idx(path: Path, axes: int) -> UInt8[np.ndarray, ...]:
@@ -71,14 +74,72 @@ def read_cifar(path: Path) -> tuple[UInt8[np.ndarray, "n 3 32 32"], UInt8[np.nda
             f"whole number of records of {CIFAR_RECORD} bytes."
         )
     records = content.reshape(-1, CIFAR_RECORD)
-    labels = records[:, 0]
-    if (wrong := labels >= CIFAR_CLASSES).any():
-        place = int(wrong.argmax())
+    return records[:, 1:].reshape(-1, *CIFAR_IMAGE), _checked(path, records[:, 0].tolist())
+
+
+def read_cifar_python(
+    path: Path,
+) -> tuple[UInt8[np.ndarray, "n 3 32 32"], UInt8[np.ndarray, " n"]]:
+    """The same of one batch in the python format: a pickled dict of `data` and `labels`.
+
+    A pickle can call anything. Of this one nothing is called, not even NumPy: its names stand for
+    the arguments that it has for them, and any other name than those of a batch is refused.
+    """
+    try:
+        with path.open("rb") as stream:
+            batch = _Batch(stream, encoding="bytes").load()
+    except OSError as error:
+        raise FlatlensError(f"Cannot read {path}: {error.strerror or error}.") from error
+    except Exception as error:  # damaged pickles raise whatever their next byte leads to
+        told = first_line(error).rstrip(".")
+        raise FlatlensError(f"{path} is cut short or no CIFAR-10 batch: {told}.") from error
+    labels: Any = batch.get(b"labels") if isinstance(batch, dict) else None
+    content = _bytes(batch.get(b"data")) if isinstance(labels, list) else None
+    if not content or len(content) != len(labels) * math.prod(CIFAR_IMAGE):
         raise FlatlensError(
-            f"{path} is no CIFAR-10 batch: record {place} has the label {labels[place]}, "
-            f"but the classes are 0 to {CIFAR_CLASSES - 1}."
+            f"{path} is no CIFAR-10 batch: it should have a list of labels and as many rows of "
+            f"{math.prod(CIFAR_IMAGE)} bytes as data."
         )
-    return records[:, 1:].reshape(-1, *CIFAR_IMAGE), labels
+    pixels = np.frombuffer(content, np.uint8).reshape(-1, *CIFAR_IMAGE)
+    return pixels, _checked(path, labels)
+
+
+class _Stored:
+    """What stands in a pickle for something of NumPy: the arguments and the state it came with."""
+
+    state: Any = None
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Batch(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> type[_Stored]:
+        if f"{module}.{name}" not in PICKLED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which was not called")
+        return _Stored
+
+
+def _bytes(array: Any) -> bytes | None:
+    """The content of a pickled array of unsigned bytes, its rows one after the other."""
+    match getattr(array, "state", None):
+        case (_, (_, _), _Stored(arguments=(b"u1", *_)), 0, bytes(content)):
+            return content
+    return None
+
+
+def _checked(path: Path, labels: list[Any]) -> UInt8[np.ndarray, " n"]:
+    """Labels of a batch as an array, all of them classes of CIFAR-10."""
+    for place, label in enumerate(labels):
+        if label not in range(CIFAR_CLASSES):
+            raise FlatlensError(
+                f"{path} is no CIFAR-10 batch: record {place} has the label {label}, "
+                f"but the classes are 0 to {CIFAR_CLASSES - 1}."
+            )
+    return np.asarray(labels, np.uint8)
 
 
 def read_npz(path: Path, keys: Sequence[str]) -> dict[str, NDArray[np.generic]]:

@@ -8,6 +8,7 @@ import random
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.errors import FlatlensError
+from flatlens.inputs import batches
 from flatlens.measurement import Measurement, measure
 from flatlens.metrics import METRICS
 from flatlens.track.runs import Record, Run
@@ -24,6 +26,9 @@ from flatlens.track.schedules import Schedule, every
 if TYPE_CHECKING:
     import pandas as pd
     from torch.utils.hooks import RemovableHandle
+
+PART = 4  # one of so many samples is measured where all take too long
+FEWEST = 10  # samples that are enough for a standard error
 
 
 @runtime_checkable
@@ -49,11 +54,14 @@ class Tracker:
         quantities: as for ``measure``, and so are all other options.
         run: a Run or the path of one, where each record is a line; a path is closed by ``close``.
         sinks: where else each record goes (see ``track.sinks``).
-        max_overhead: the share of the time since the first call that measuring may take, say 0.1.
-            A measurement that would exceed it leaves out what needs passes of its own; if that
-            is not enough it does not take place. Either is listed in ``skipped`` (and in the run's
-            ``skipped.jsonl``), never in the records. Which steps are recorded then depends on the
-            speed of the machine, so there is no limit by default.
+        max_overhead: the share of the time since the last measurement that the next one may take,
+            say 0.1; the first comes on top. One that would exceed it leaves out what needs passes
+            of its own; if that is not enough it takes a quarter of the samples, always the
+            same ones, drawn at random; if that is not enough it does not take place. Each is
+            warned of once and listed in ``skipped`` (and in the run's ``skipped.jsonl``). Records
+            then say of how many ``samples`` they are; where not of all, each mean over
+            samples has its standard error ``..._se``, of what all would give. What is recorded
+            thus depends on the speed of the machine, so there is no limit by default.
 
     Example:
         >>> import torch, flatlens as fl
@@ -86,6 +94,8 @@ class Tracker:
             )
         if max_overhead is not None and not 0 < max_overhead <= 1:
             raise FlatlensError(f"max_overhead={max_overhead} is not a share; give 0.1 for 10 %")
+        if max_overhead is not None and measure_options.get("distributed"):
+            raise FlatlensError("max_overhead may choose otherwise in each process; leave it out")
         self.model, self.sinks, self.max_overhead = model, list(sinks), max_overhead
         self.quantities, self.options = quantities, measure_options
         self.when = [_with_three(w) for w in ([when] if callable(when) else when)]
@@ -96,19 +106,17 @@ class Tracker:
         self.run = Run.open(run) if isinstance(run, (str, Path)) else run
         self.records: list[Record] = [] if self.run is None else self.run.records
         self.skipped: list[dict[str, Any]] = []  # what max_overhead or a refusal left out, and why
+        self._levels = self._choices()
         self.steps = 0  # of the optimiser that it is attached to
         self._last: int | None = None  # step of the last record of this process
-        self._began: float | None = None
-        self._spent: dict[bool, float] = {}  # seconds of the last full and the last reduced one
-        self._total = 0.0
+        self._ended = 0.0  # when the last measurement did
+        self._spent: dict[int, float] = {}  # seconds of the last one of each level
 
     def __call__(self, step: int, /, **scalars: Any) -> Measurement | None:
         """The measurement at ``step`` if one is due; scalars are recorded with it, as floats.
 
         A tensor among the scalars is read only then: no step waits for the device in between.
         """
-        if self._began is None:
-            self._began = time.perf_counter()
         if not any(due(step, scalars, self.records) for due in self.when):
             return None
         if not self._is_new(step):
@@ -133,12 +141,16 @@ class Tracker:
         )
 
     def _measure(self, step: int, scalars: dict[str, float]) -> Measurement | None:
-        quantities = self._affordable(step)
-        if quantities is None:
+        k = self._affordable(step)
+        if k is None:
             return None
+        quantities, part, _ = self._levels[k]
         start = self._now()
         try:
-            m = measure(self.model, *self._data(), quantities=quantities, **self.options)
+            x, y = self._data()
+            if part:
+                x, y = _some(x, y)
+            m = measure(self.model, x, y, quantities=quantities, **self.options)
         except FlatlensError as error:
             if not self.records:  # a first measurement that fails is wrong in itself
                 raise
@@ -148,10 +160,13 @@ class Tracker:
             self._skip(step, f"not measured: {error}")
             self._write(step, scalars)
             return None
-        spent = self._now() - start
-        self._spent[quantities == self.quantities] = spent
-        self._total += spent
+        self._ended = self._now()
+        self._spent[k] = self._ended - start
         values = m.to_dict()
+        if self.max_overhead is not None:
+            values["samples"] = float(m.probe.n)
+        if part:
+            values |= _errors(m, _count(self.x))
         if clash := sorted(scalars.keys() & values.keys()):
             raise FlatlensError(
                 f"the scalar {clash[0]!r} has the name of a measured quantity; call it otherwise"
@@ -176,20 +191,48 @@ class Tracker:
                 told = f"{type(sink).__name__} did not take a record: {error}"
                 warnings.warn(told, stacklevel=5)
 
-    def _affordable(self, step: int) -> str | Sequence[str] | None:
-        """The quantities that the time allows: all asked for, those of one pass, or none."""
-        if self.max_overhead is None or not self._spent:
-            return self.quantities
-        assert self._began is not None
-        left = self.max_overhead * (self._now() - self._began) - self._total
-        if self._spent.get(True, 0.0) <= left:
-            return self.quantities
+    def _choices(self) -> list[tuple[str | Sequence[str], bool, str]]:
+        """What to measure, on a part of the samples or all, and what that gives up; dear to cheap.
+
+        A sketch is none of them: for ten outputs it is dearer than the exact pass.
+        """
         reduced = _one_pass(self.quantities)
-        if reduced != self.quantities and self._spent.get(False, 0.0) <= left:
-            self._skip(step, "fewer quantities: over max_overhead")
-            return reduced
-        self._skip(step, "not measured: over max_overhead")
+        levels: list[tuple[str | Sequence[str], bool, str]] = [(self.quantities, False, "")]
+        if reduced != self.quantities:
+            levels.append((reduced, False, "fewer quantities"))
+        if self.max_overhead is not None and _count(self.x) >= PART * FEWEST:
+            levels.append((reduced, True, "fewer samples"))
+        return levels
+
+    def _affordable(self, step: int) -> int | None:
+        """The first level that the time allows."""
+        if self.max_overhead is None or not self._spent:
+            return 0
+        left = self.max_overhead * (self._now() - self._ended)
+        for k, (_, _, lost) in enumerate(self._levels):
+            if self._expected(k) <= left:
+                if lost:
+                    self._over(step, lost)
+                return k
+        self._over(step, "not measured")
         return None
+
+    def _expected(self, k: int) -> float:
+        """Seconds of a level: those it took, or as many times a part as there are parts.
+
+        The first measurement warms up; what it took must not count for ever.
+        """
+        took = self._spent.get(k, 0.0)
+        last = len(self._levels) - 1
+        if self._levels[k][0] == self._levels[last][0] and last in self._spent:
+            return min(took, PART * self._spent[last])
+        return took
+
+    def _over(self, step: int, lost: str) -> None:
+        why = f"{lost}: over max_overhead"
+        if all(entry["why"] != why for entry in self.skipped):
+            warnings.warn(f"{why}={self.max_overhead:g}, see tracker.skipped", stacklevel=5)
+        self._skip(step, why)
 
     def _skip(self, step: int, why: str) -> None:
         self.skipped.append({"step": step, "why": why})
@@ -297,6 +340,47 @@ def _one_pass(quantities: str | Sequence[str]) -> str | Sequence[str]:
     if isinstance(quantities, str):
         return "default" if quantities == "all" else quantities
     return [name for name in quantities if name in METRICS] or quantities
+
+
+def _count(x: Any) -> int:
+    return sum(inputs.n for inputs, _ in batches(x))
+
+
+def _some(x: Any, y: Any) -> tuple[Any, Any]:
+    """One of PART samples of each batch, drawn at random but the same every time."""
+    sizes = [inputs.n for inputs, _ in batches(x)]
+    draw = np.random.default_rng(0)
+    rows = [torch.from_numpy(draw.permutation(n)[: -(-n // PART)]) for n in sizes]
+    if isinstance(x, list):
+        chosen: Any = [_rows(batch, r) for batch, r in zip(x, rows, strict=True)]
+    else:
+        chosen = _rows(x, rows[0])
+    starts = accumulate(sizes[:-1], initial=0)
+    whole = torch.cat([r + start for r, start in zip(rows, starts, strict=True)])
+    return chosen, None if y is None else _rows(torch.as_tensor(y), whole)
+
+
+def _rows(data: Any, rows: Tensor) -> Any:
+    """These rows of every tensor."""
+    if isinstance(data, Tensor):
+        return data[rows.to(data.device)]
+    if isinstance(data, Mapping):
+        return {key: _rows(value, rows) for key, value in data.items()}
+    if isinstance(data, (tuple, list)):
+        return type(data)(_rows(value, rows) for value in data)
+    return data
+
+
+def _errors(m: Measurement, n: int) -> dict[str, float]:
+    """Standard errors of means over m's samples, as estimates of the means over all n."""
+    record, scale = m.to_dict(), np.sqrt(1 / m.probe.n - 1 / n)
+    with np.errstate(invalid="ignore"):  # a volume of 0 has no logarithm
+        return {
+            # a sketch has an error of its own
+            f"{name}_se": float(np.hypot(scale * np.std(v, ddof=1), record.get(f"{name}_se", 0.0)))
+            for name, v in m.samples.items()
+            if name in record
+        }
 
 
 def _device(model: nn.Module) -> torch.device:
