@@ -76,7 +76,9 @@ def refusal(capsys, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("demo",), ("measure",)], ids=["flatlens", "demo", "measure"]
+    "command",
+    [(), ("demo",), ("measure",), ("train",), ("sweep",), ("reproduce",), ("zoo",), ("report",)],
+    ids=lambda command: command[0] if command else "flatlens",
 )
 def test_help_shows_an_example(command, capsys):
     assert cli.main([*command, "--help"]) == 0

@@ -1,4 +1,4 @@
-"""The command line: `flatlens demo`, `measure`, `train`, `sweep`, `data`.
+"""The command line: `flatlens demo` and the others, each with its own `--help`.
 
 torch, pandas and matplotlib take seconds to import, so each command imports what it needs when
 it runs, and `flatlens --help` answers at once.
@@ -45,7 +45,8 @@ app = App(
   flatlens demo
   flatlens measure mymodel:build --checkpoint weights.pt --data digits
   flatlens train --model mlp --data fashion-mnist --lr 0.1
-  flatlens sweep --model mlp --data fashion-mnist --lr 0.05 0.1 0.2 --seeds 5""",
+  flatlens sweep --model mlp --data fashion-mnist --lr 0.05 0.1 0.2 --seeds 5 --out runs/mlp
+  flatlens report runs/mlp""",
     suppress_keyboard_interrupt=False,  # main turns Ctrl-C into its exit code
     result_action="return_value",
 )
@@ -460,6 +461,46 @@ def zoo(
         told["figure"] = str(save(draw(good), out / "figure3")["pdf"])
     print(_json(told) if as_json else module.text(told))
     return FAILED if told["skipped"] else 0
+
+
+@app.command(
+    help_epilogue="""Examples:
+  flatlens report runs/mlp -o report.html
+  flatlens report runs/mlp --measure
+  flatlens report docs/reproduction/records.jsonl.gz
+  flatlens report runs --measurements resnet.json vit.json"""
+)
+def report(
+    runs: Path,
+    /,
+    *,
+    out: Annotated[Path, Parameter(("--out", "-o"))] = Path("report.html"),
+    measure: Annotated[bool, Parameter(negative="")] = False,
+    measurements: Annotated[
+        list[Path] | None, Parameter(consume_multiple=True, negative="")
+    ] = None,
+    max_se: float = 0.15,
+) -> None:
+    """Write all that runs hold into one interactive HTML file that needs no network.
+
+    Parameters
+    ----------
+    runs
+        Folder of runs, what flatlens reproduce made (its folder, or its records.jsonl.gz), or a
+        zoo's folder.
+    out
+        The file to write.
+    measure
+        Measure the last checkpoint of one run of each configuration, for the view by layers.
+    measurements
+        Files that flatlens measure --json gave, for the same view.
+    max_se
+        Leave out zoo models whose relative standard error on either axis is not below this.
+    """
+    from flatlens.report import report
+
+    sys.path.insert(0, str(Path.cwd()))  # where a run's own model may be
+    print(report(runs, out, measure=measure, measurements=measurements or (), max_se=max_se))
 
 
 data_app = App(

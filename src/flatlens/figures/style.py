@@ -97,21 +97,30 @@ def look() -> Iterator[None]:
         yield
 
 
-def band(
-    ax: Axes, steps: Any, values: Any, k: int, label: str, log: bool = False
-) -> tuple[Any, Any]:
-    """Mean over runs (rows of `values`) with one standard deviation to both sides.
+def spread(values: Any, log: bool = False) -> tuple[Any, Any, Any]:
+    """Mean over runs (rows of `values`), and one standard deviation below and above it.
 
-    On a log axis both are of the logarithms. Gives x and y of the line.
+    With `log` all three are of the logarithms.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         table = np.log(values) if log else np.asarray(values, float)
         mean = table.mean(axis=0)  # -inf where a volume is 0
-        spread = table.std(axis=0, ddof=1) if len(table) > 1 else np.zeros_like(mean)
-    middle, low, high = (np.exp(v) if log else v for v in (mean, mean - spread, mean + spread))
+        width = table.std(axis=0, ddof=1) if len(table) > 1 else np.zeros_like(mean)
+        middle, low, high = (np.exp(v) if log else v for v in (mean, mean - width, mean + width))
+    return middle, low, high
+
+
+def band(
+    ax: Axes, steps: Any, values: Any, k: int, label: str, log: bool = False
+) -> tuple[Any, Any]:
+    """The mean with its spread to both sides, on a log axis of the logarithms.
+
+    Gives x and y of the line.
+    """
+    middle, low, high = spread(values, log)
     colour, dashes = COLOURS[k % len(COLOURS)], DASHES[k % len(DASHES)]
     ax.plot(steps, middle, color=colour, linestyle=dashes, label=label)
-    if len(table) > 1:
+    if len(values) > 1:
         ax.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
     return steps, middle
 

@@ -29,18 +29,12 @@ def zoo(df: pd.DataFrame, x: str = "adaptive_sharpness", y: str = "normalized_ml
     one over models. Classes that lie far off the line as a whole are named beside their points.
     `x` and `y` are columns of `read_runs`: other estimators of the axes can be drawn as well.
     """
-    records.require(df, ["model", "class", x, y])
-    a, b = records.numbers(df, x), records.numbers(df, y)
-    good = np.isfinite(a) & np.isfinite(b) & (a > 0) & (b > 0)
-    df, a, b = df[good], np.log10(a[good]), np.log10(b[good])
-    if len(df) < FEWEST:
-        raise FlatlensError(f"Figure 3 needs {FEWEST} models or more, there are {len(df)}.")
-    classes = df["class"].astype(str).to_numpy()
-    order = sorted(set(classes), key=lambda c: (-int((classes == c).sum()), c))
+    df, a, b, classes = points(df, x, y)
+    names = order(classes)
     with style.look():
         figure, axes = style.figure(1, 1, height=3.6)
         ax: Axes = axes[0, 0]
-        for k, name in enumerate(order):
+        for k, name in enumerate(names):
             mine = classes == name
             errors: dict[str, Any] = {
                 side: records.numbers(df[mine], f"{column}_se")
@@ -60,8 +54,24 @@ def zoo(df: pd.DataFrame, x: str = "adaptive_sharpness", y: str = "normalized_ml
         ax.set_yscale("log")
         ax.set_xlabel(AXES.get(x, style.name(x)))
         ax.set_ylabel(AXES.get(y, style.name(y)))
-        _legend(figure, ax, rank_correlation(a, b, classes), rank_correlation(a, b), len(order))
+        _legend(figure, ax, rank_correlation(a, b, classes), rank_correlation(a, b), len(names))
     return figure
+
+
+def points(df: pd.DataFrame, x: str, y: str) -> tuple[pd.DataFrame, Array, Array, Any]:
+    """The models that have both numbers, the logarithms of these, and their classes."""
+    records.require(df, ["model", "class", x, y])
+    a, b = records.numbers(df, x), records.numbers(df, y)
+    good = np.isfinite(a) & np.isfinite(b) & (a > 0) & (b > 0)
+    if good.sum() < FEWEST:
+        raise FlatlensError(f"Figure 3 needs {FEWEST} models or more, there are {good.sum()}.")
+    df = df[good]
+    return df, np.log10(a[good]), np.log10(b[good]), df["class"].astype(str).to_numpy()
+
+
+def order(classes: Any) -> list[str]:
+    """Classes with most models first."""
+    return sorted(set(classes), key=lambda c: (-int((classes == c).sum()), c))
 
 
 def trend(a: Array, b: Array) -> tuple[float, float]:

@@ -1,0 +1,442 @@
+"""The sides of `peers.py`: what is timed, one small function for each.
+
+**exact**: a side takes the network, gets ready (not timed) and returns a function of a batch x and
+a number of samples at a time. That function gives S of each sample, or their mean where the
+library knows no more, or nothing (floor and lower limit).
+**estimates**: a side returns a function of a number of products and a seed that gives S. The
+targets are the network's own outputs, so that the Hessian of 1/2 ||f - y||^2 is its Gauss-Newton
+part and its trace is S: all of them estimate one number, and it is known exactly.
+**whole**: as exact, with all quantities that are compared, by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import core
+import torch
+from torch import Tensor, nn
+
+import flatlens as fl
+from flatlens.experiments.models import build
+
+Sum = Callable[[Tensor], Any]  # S of each sample of a batch, or their sum
+Exact = Callable[[Tensor, int], Any]  # (x, samples at a time)
+Estimate = Callable[[int, int], float]  # (products, seed)
+
+VIT = {"patch": 16, "dim": 192, "depth": 12, "heads": 3}  # ViT-Tiny
+PIXELS = {"vit64": 64, "vit224": 224}
+NETWORKS = ("mlp", "lenet", "vgg", "vgg11", "resnet18", *PIXELS)
+
+
+def network(name: str, outputs: int) -> nn.Module:
+    """By its name; `mlp-64x5` has five hidden layers of 64 units."""
+    if sizes := re.fullmatch(r"mlp-(\d+)x(\d+)", name):
+        width, depth = map(int, sizes.groups())
+        return build("mlp", widths=(784, *[width] * depth, outputs))
+    if name == "mlp":
+        return build("mlp", widths=(784, 500, 500, 500, outputs))
+    if name in PIXELS:
+        return build("vit", image=PIXELS[name], classes=outputs, **VIT)
+    if name in ("vgg11", "resnet18"):
+        return build(name, classes=outputs)
+    net = build(name)
+    assert isinstance(net, nn.Sequential)
+    last = net[-1]
+    assert isinstance(last, nn.Linear)
+    net[-1] = nn.Linear(last.in_features, outputs)
+    return net
+
+
+def images(name: str, n: int) -> Tensor:
+    """As `core.inputs`: pixels in [0, 1]."""
+    if name in PIXELS:
+        generator = torch.Generator().manual_seed(1)
+        return torch.rand(n, 3, PIXELS[name], PIXELS[name], generator=generator)
+    return core.inputs("mlp" if name.startswith("mlp") else name, n)
+
+
+def batched(of_batch: Sum) -> Exact:
+    """The mean over x of what `of_batch` sums."""
+    return lambda x, batch: sum(float(of_batch(chunk)) for chunk in x.split(batch)) / len(x)
+
+
+# ------------------------------------------------------------------ exact S
+
+
+def floor(model: nn.Module) -> Exact:
+    return lambda x, batch: core.floor(model, x, batch)
+
+
+def lower_limit(model: nn.Module) -> Exact:
+    return lambda x, batch: core.lower_limit(model, x, batch)
+
+
+def flatlens(model: nn.Module) -> Exact:
+    """In its own chunks."""
+
+    def S(x: Tensor, _batch: int) -> Any:
+        found = fl.measure(model, x, quantities=["sharpness"], method="exact")
+        return found.samples["sharpness"].tolist()
+
+    return S
+
+
+def flatlens_within(model: nn.Module, memory: int) -> Exact:
+    """In as much memory as the thriftiest peer took."""
+
+    def S(x: Tensor, _batch: int) -> Any:
+        options: dict[str, Any] = {"quantities": ["sharpness"], "method": "exact"}
+        return fl.measure(model, x, memory=memory, **options).samples["sharpness"].tolist()
+
+    return S
+
+
+def loop(model: nn.Module) -> Exact:
+    """One sample and one output at a time, as in the authors' scripts."""
+    parameters = list(model.parameters())
+
+    def S(x: Tensor, _batch: int) -> list[float]:
+        found = []
+        for x_i in x:
+            total = torch.zeros(())
+            out = model(x_i[None])[0]
+            for v, f_v in enumerate(out):
+                grads = torch.autograd.grad(f_v, parameters, retain_graph=v + 1 < len(out))
+                total += sum(g.square().sum() for g in grads)
+            found.append(float(total))
+        return found
+
+    return S
+
+
+def jacrev(model: nn.Module) -> Exact:
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def f(parameters: dict[str, Tensor], x_i: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(model, parameters, (x_i[None],))
+        return out[0]
+
+    jacobian = torch.func.vmap(torch.func.jacrev(f), (None, 0))
+    return batched(lambda x: sum(j.square().sum() for j in jacobian(parameters, x).values()))
+
+
+def backpack_ggn(model: nn.Module) -> Exact:
+    """The Gauss-Newton diagonal of sum ||f - y||^2 is twice the sum of squared derivatives."""
+    import backpack
+    from backpack.extensions import DiagGGNExact
+
+    # residuals and functions must be modules for this one: the converter makes them
+    plain = isinstance(model, nn.Sequential) and not any(list(m.children()) for m in model)
+    net = backpack.extend(model, use_converter=not plain).eval()
+    loss = backpack.extend(nn.MSELoss(reduction="sum"))
+
+    def total(x: Tensor) -> Tensor:
+        out = net(x.clone().requires_grad_())
+        with backpack.backpack(DiagGGNExact()):
+            loss(out, torch.zeros_like(out)).backward()
+        return taken(net, "diag_ggn_exact") / 2
+
+    return batched(total)
+
+
+def backpack_l2(model: nn.Module) -> Exact:
+    import backpack
+    from backpack.extensions import BatchL2Grad
+
+    net = backpack.extend(model)
+
+    def total(x: Tensor) -> float:
+        out, found = net(x.clone().requires_grad_()), 0.0
+        for v, f_v in enumerate(out.unbind(1)):
+            more = v + 1 < out.shape[1]
+            with backpack.backpack(BatchL2Grad(), retain_graph=more):
+                f_v.sum().backward(retain_graph=more)
+            found += float(taken(net, "batch_l2"))
+        return found
+
+    return batched(total)
+
+
+def taken(net: nn.Module, name: str) -> Tensor:
+    """The sum of what BackPACK left on every parameter, taken away again."""
+    missing = [which for which, p in net.named_parameters() if not hasattr(p, name)]
+    if missing:
+        raise RuntimeError(f"no {name} for {len(missing)} parameters, {missing[0]} the first")
+    total = torch.zeros(())
+    for p in net.parameters():
+        total += getattr(p, name).sum()
+        delattr(p, name)
+        p.grad = None
+    return total
+
+
+def opacus(model: nn.Module) -> Exact:
+    """Ghost clipping: norms without gradients. It wants a forward pass for every output."""
+    from opacus.grad_sample import grad_sample_module_fast_gradient_clipping as clipping
+
+    ghost = clipping.GradSampleModuleFastGradientClipping(
+        model.train(), max_grad_norm=1.0, use_ghost_clipping=True, loss_reduction="sum"
+    )  # it looks at nothing in evaluation mode; networks that differ in it are refused
+
+    def total(x: Tensor) -> float:
+        found, v, outputs = 0.0, 0, 1
+        while v < outputs:
+            ghost.zero_grad()
+            out = ghost(x)
+            outputs = out.shape[1]
+            out[:, v].sum().backward()
+            found += float(ghost.get_norm_sample().square().sum())
+            v += 1
+        return found
+
+    return batched(total)
+
+
+def nngeometry(model: nn.Module) -> Exact:
+    """The Fisher matrix of a unit normal around f is the mean of J^T J."""
+    from nngeometry.metrics import FIM
+    from nngeometry.object import PMatDiag
+    from torch.utils.data import DataLoader, TensorDataset
+
+    def S(x: Tensor, batch: int) -> float:
+        loader = DataLoader(TensorDataset(x), batch_size=batch)
+        return float(FIM(model, loader, PMatDiag, variant="regression").trace())
+
+    return S
+
+
+def asdl(model: nn.Module) -> Exact:
+    """The Fisher diagonal of a unit normal around f."""
+    from asdl import FISHER_EXACT, SHAPE_DIAG, FisherConfig, get_fisher_maker
+
+    config = FisherConfig(FISHER_EXACT, [SHAPE_DIAG], loss_type="mse")
+    maker = get_fisher_maker(model, config)
+
+    def total(x: Tensor) -> float:
+        dummy = maker.setup_model_call(model, x)
+        maker.setup_logits_repr(dummy)
+        maker.forward_and_backward(data_size=1)
+        parts = [
+            getattr(module.fisher.diag, kind)
+            for module in model.modules()
+            if getattr(module, "fisher", None) is not None
+            for kind in ("weight", "bias")
+        ]
+        return sum(float(part.sum()) for part in parts if part is not None)
+
+    return batched(total)
+
+
+PEERS: dict[str, Callable[[nn.Module], Exact]] = {
+    "loop": loop,
+    "jacrev": jacrev,
+    "backpack_ggn": backpack_ggn,
+    "backpack_l2": backpack_l2,
+    "opacus": opacus,
+    "nngeometry": nngeometry,
+    "asdl": asdl,
+}
+EXACT = {"floor": floor, "lower_limit": lower_limit, "flatlens": flatlens, **PEERS}
+UNBATCHED = ("flatlens", "flatlens_within", "loop")
+
+# ------------------------------------------------------------------ estimates of S
+
+
+def pairs(model: nn.Module, x: Tensor, batch: int = 100) -> list[tuple[Tensor, Tensor]]:
+    with torch.no_grad():
+        return [(chunk, model(chunk)) for chunk in x.split(batch)]
+
+
+def half_squared(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    x, y = batch
+    return 0.5 * (model(x) - y).square().sum(1).mean()
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """The other kernels of attention lack second derivatives and forward mode."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+def curvlinops_trace(estimator: str) -> Callable[[nn.Module, Tensor], Estimate]:
+    def side(model: nn.Module, x: Tensor) -> Estimate:
+        import curvlinops
+
+        data, loss = pairs(model, x), nn.MSELoss(reduction="sum")
+        parameters = list(model.parameters())
+        trace = getattr(curvlinops, estimator)
+
+        def S(products: int, seed: int) -> float:
+            torch.manual_seed(seed)
+            ggn = curvlinops.GGNLinearOperator(
+                model, loss, parameters, data, check_deterministic=False
+            )
+            with plain_attention():
+                return float(trace(ggn, products)) / (2 * len(x))
+
+        return S
+
+    return side
+
+
+def eigenthings(method: str) -> Callable[[nn.Module, Tensor], Estimate]:
+    def side(model: nn.Module, x: Tensor) -> Estimate:
+        import hessian_eigenthings
+
+        data = pairs(model, x)
+        of_output = lambda out, batch: 0.5 * (out - batch[1]).square().sum(1).mean()  # noqa: E731
+
+        def S(products: int, seed: int) -> float:
+            with plain_attention():
+                ggn = hessian_eigenthings.GGNOperator(
+                    model, data, lambda net, batch: net(batch[0]), of_output
+                )
+                found = hessian_eigenthings.trace(
+                    ggn, num_matvecs=products, method=method, seed=seed
+                )
+            return float(found.estimate)
+
+        return S
+
+    return side
+
+
+def pyhessian(model: nn.Module, x: Tensor) -> Estimate:
+    import numpy as np
+    from pyhessian import hessian
+
+    data = pairs(model, x)
+    loss = lambda out, y: 0.5 * (out - y).square().sum(1).mean()  # noqa: E731
+
+    def S(products: int, seed: int) -> float:
+        torch.manual_seed(seed)
+        with plain_attention():
+            options = {"data": data[0]} if len(data) == 1 else {"dataloader": data}
+            operator = hessian(model, loss, cuda=False, **options)
+            found = operator.trace(maxIter=products, tol=0.0)
+        model.zero_grad()
+        return float(np.mean(found))
+
+    return S
+
+
+def flatlens_sketch(model: nn.Module, x: Tensor) -> Estimate:
+    """S comes with MLS and a volume: the singular values at the input are part of it."""
+    return lambda products, seed: fl.sharpness(
+        fl.sketch(model, x, directions=products, seed=seed, layers=False, top=1)
+    )
+
+
+def flatlens_hessian(model: nn.Module, x: Tensor) -> Estimate:
+    from flatlens.perturb import hessian_trace
+
+    y = torch.cat([target for _, target in pairs(model, x)])
+    return lambda products, seed: hessian_trace(model, x, y, directions=products, seed=seed).value
+
+
+ESTIMATES: dict[str, Callable[[nn.Module, Tensor], Estimate]] = {
+    "curvlinops_hutchinson": curvlinops_trace("hutchinson_trace"),
+    "curvlinops_hutchpp": curvlinops_trace("hutchpp_trace"),
+    "eigenthings_hutchinson": eigenthings("hutchinson"),
+    "eigenthings_hutchpp": eigenthings("hutch++"),
+    "pyhessian": pyhessian,
+    "flatlens_sketch": flatlens_sketch,
+    "flatlens_hessian_trace": flatlens_hessian,
+}
+
+# ------------------------------------------------------------------ the whole set
+
+SHARED = ("sharpness", "mls", "nmls", "log_volume_top3", "network_volume", "local_dimension")
+
+
+def flatlens_whole(model: nn.Module) -> Exact:
+    def everything(x: Tensor, _batch: int) -> dict[str, list[float]]:
+        found = fl.measure(model, x, method="exact")
+        return {name: found.samples[name].tolist() for name in SHARED}
+
+    return everything
+
+
+def spectra(model: nn.Module) -> Callable[[Tensor], dict[str, float]]:
+    """What a user adds to S, as sums over a batch: all Jacobians by the layers' inputs, their
+    singular values, and the right side of Eq. 12 with the norms of the kernels."""
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+
+    def seen(x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        captured: list[Tensor] = []
+        hooks = [
+            m.register_forward_pre_hook(lambda _m, args: captured.append(args[0])) for m in layers
+        ]
+        try:
+            return model(x), captured
+        finally:
+            for handle in hooks:
+                handle.remove()
+
+    def sums(x: Tensor) -> dict[str, float]:
+        leaf = x.clone().requires_grad_()
+        out, captured = seen(leaf)
+        N, places = out.shape[1], [leaf, *captured]
+        rows = [
+            torch.autograd.grad(f_v.sum(), places, retain_graph=v + 1 < N)
+            for v, f_v in enumerate(out.unbind(1))
+        ]
+        jacobians = (torch.stack(place, 1).flatten(2) for place in zip(*rows, strict=True))
+        at_input, *at_layers = map(singular, jacobians)
+        squares = at_input.square()
+        norms = [torch.linalg.matrix_norm(m.weight.detach().flatten(1), 2) for m in layers]
+        sizes = [x_l.detach().flatten(1).norm(dim=1) for x_l in captured]
+        return {
+            "mls": float(at_input[:, 0].sum()),
+            "nmls": float(sum(s[:, 0].sum() for s in at_layers)),
+            "log_volume_top3": float(at_input[:, :3].log().sum()),
+            "network_volume": float(sum(s.prod(1).sum() for s in at_layers if s.shape[1] == N)),
+            "local_dimension": float((squares.sum(1) ** 2 / squares.square().sum(1)).sum()),
+            "eq12": float(sum((W / s).square().sum() for W, s in zip(norms, sizes, strict=True))),
+        }
+
+    return sums
+
+
+def singular(jacobian: Tensor) -> Tensor:
+    """Singular values, largest first, by the smaller Gram matrix in float64."""
+    wide = jacobian.double()
+    wide = wide if wide.shape[1] <= wide.shape[2] else wide.mT
+    return torch.linalg.eigvalsh(wide @ wide.mT).clamp(min=0).sqrt().flip(1)
+
+
+def assembled(name: str) -> Callable[[nn.Module], Exact]:
+    """S from a peer, the rest from autograd."""
+
+    def side(model: nn.Module) -> Exact:
+        own = {id(p): p for p in model.parameters()}  # the same weights without the peer's hooks
+        rest, S = spectra(deepcopy(model, own)), PEERS[name](model)
+
+        def everything(x: Tensor, batch: int) -> dict[str, float]:
+            found = S(x, batch)
+            mean = sum(found) / len(found) if isinstance(found, list) else found
+            totals: dict[str, float] = {}
+            for chunk in x.split(batch):
+                for key, value in rest(chunk).items():
+                    totals[key] = totals.get(key, 0.0) + value
+            return {"sharpness": mean, **{key: v / len(x) for key, v in totals.items()}}
+
+        return everything
+
+    return side
+
+
+WHOLE: dict[str, Callable[[nn.Module], Exact]] = {
+    "floor": floor,
+    "lower_limit": lower_limit,
+    "flatlens": flatlens_whole,
+    **{f"{name}+autograd": assembled(name) for name in PEERS if name not in ("loop", "asdl")},
+}

@@ -1,0 +1,384 @@
+"""Finished cells of `peers.py` as tables in docs/benchmarks.md and plots in docs/figures.
+
+    python benchmarks/tables.py                    # from benchmarks/committed.jsonl
+    python benchmarks/tables.py peers.jsonl more.jsonl --docs try.md --figures try
+
+What stands between the two marker lines of the page is replaced, and nothing else. Where the cells
+of the growth plan are among those given, `peers-growth.png` is drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import cells
+from cells import OURS, Cell, Record
+
+ROOT = Path(__file__).parents[1]
+COMMITTED = Path(__file__).with_name("committed.jsonl")
+START = "<!-- peers: written by benchmarks/tables.py -->"
+END = "<!-- peers: end -->"
+TITLES = {
+    "loop": "loop",
+    "jacrev": "vmap(jacrev)",
+    "backpack_ggn": "BackPACK DiagGGNExact",
+    "backpack_l2": "BackPACK BatchL2Grad",
+    "opacus": "Opacus",
+    "nngeometry": "NNGeometry",
+    "asdl": "ASDL",
+    "curvlinops_hutchinson": "curvlinops Hutchinson",
+    "curvlinops_hutchpp": "curvlinops Hutch++",
+    "eigenthings_hutchinson": "hessian-eigenthings Hutchinson",
+    "eigenthings_hutchpp": "hessian-eigenthings Hutch++",
+    "pyhessian": "PyHessian",
+    "flatlens_sketch": "flatlens sketch",
+    "flatlens_hessian_trace": "flatlens Tr H",
+    "flatlens_within": "flatlens, held to the least of the peers",
+    "lower_limit": "lower limit",
+}
+COLOURS = ("#000000", "#0072B2", "#E69F00", "#D55E00", "#009E73", "#CC79A7")
+
+
+def title(side: str) -> str:
+    peer, plus, rest = side.partition("+")
+    return TITLES.get(peer, peer) + (f" + {rest}" if plus else "")
+
+
+# ------------------------------------------------------------------ tables
+
+
+def page(records: Sequence[Record]) -> str:
+    """Everything between the markers."""
+    found = {Cell(**r["cell"]): r for r in records}
+    drawn = {cell for axis in cells.GROWTH_AXES.values() for cell in axis}
+    shown = [found[cell] for cell in cells.ordered([c for c in found if c not in drawn])]
+    of_case = {case: [r for r in shown if r["cell"]["case"] == case] for case in "abc"}
+    lines = ["## Beside other packages", "", *facts(records)]
+    if rows := of_case["a"]:
+        lines += ["### Exact S", "", *exact(rows), ""]
+    if rows := of_case["b"]:
+        lines += ["### S to 1 %", "", *estimates(rows)]
+    if rows := of_case["c"]:
+        lines += ["### The whole set", "", *whole(rows), ""]
+    if any(cell in drawn for cell in found):
+        lines += ["### Growth", "", *growth_text()]
+    if why := list(cells.failures(shown)):
+        lines += ["### What did not work", "", *reasons(why)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def facts(records: Sequence[Record]) -> Iterator[str]:
+    newest = records[-1]["facts"]
+    versions = ", ".join(f"{name} {v}" for name, v in newest["versions"].items())
+    yield (
+        f"`python benchmarks/peers.py --plan default`, commit {newest['commit']}, "
+        f"{newest['date']}: {newest['processor']}, "
+        f"{newest['cores']} cores, Python {newest['python']}, {versions}; float32, random weights."
+    )
+    yield ""
+    yield (
+        "Every side has a fresh process and works at its fastest batch size of 1, 5, 20 or 100 "
+        "samples (flatlens in its default chunks); medians of interleaved repeats, the first call "
+        "apart. The **floor** is one forward and N backward passes with weight gradients, the "
+        "lower limit the same onto activations only. Too slow for its share of the time, a side "
+        "runs fewer samples (their number in brackets) and is scaled up. A wrong value is struck "
+        "out and not ranked, x is an error; both are listed at the end."
+    )
+    yield ""
+
+
+def sizes(cell: Cell) -> str:
+    return f"{cell.model} | {cell.outputs:,} | {cell.samples:,} | {cell.threads}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|---|{'--:|' * (len(head) - 1)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+    yield ""
+
+
+def entry(record: Record, side: str, number: Callable[[Record], str]) -> str:
+    """One side's number; struck out if its value is wrong, x if it failed."""
+    found = record["sides"].get(side)
+    if found is None:
+        return ""
+    if "error" in found:
+        return "x"
+    text = number(found)
+    return text if cells.sound(found) else f"~~{text}~~"
+
+
+def over_floor(record: Record) -> Callable[[Record], str]:
+    def number(side: Record) -> str:
+        few = f" ({side['ran']})" if side["ran"] < record["cell"]["samples"] else ""
+        return f"{cells.ratio(side, record['sides']['floor']):.2f}{few}"
+
+    return number
+
+
+def race_table(rows: Sequence[Record], others: Sequence[str]) -> Iterator[str]:
+    """Ratios to the floor; flatlens also beside the fastest peer."""
+    head = ["network", "N", "n", "threads", "floor", "lower limit", *map(title, others)]
+    body = []
+    for record in rows:
+        times = over_floor(record)
+        name = cells.fastest(record)
+        against = cells.ratios(record).get("flatlens / fastest peer")
+        body.append(
+            [
+                sizes(Cell(**record["cell"])),
+                milliseconds(record, "floor"),
+                *(entry(record, side, times) for side in ("lower_limit", *others)),
+                f"**{entry(record, 'flatlens', times)}**",
+                "" if against is None else f"{against:.2f} ({title(name or '')})",
+                f"{milliseconds(record, 'flatlens')} / {milliseconds(record, 'flatlens', 'cpu')}",
+            ]
+        )
+    yield from table([*head, "flatlens", "/ fastest peer", "flatlens, wall / CPU"], body)
+
+
+def milliseconds(record: Record, side: str, clock: str = "wall") -> str:
+    if "error" in record["sides"].get(side, {"error": ""}):
+        return "x"
+    spent = cells.seconds(record, side, clock)
+    return f"{spent:.2f} s" if spent >= 10 else f"{1000 * spent:,.0f} ms"
+
+
+def memory_table(rows: Sequence[Record], others: Sequence[str]) -> Iterator[str]:
+    head = [
+        "network",
+        "N",
+        "n",
+        "threads",
+        *map(title, others),
+        "flatlens",
+        title("flatlens_within"),
+    ]
+    body = [
+        [
+            sizes(Cell(**record["cell"])),
+            *(
+                entry(record, side, lambda s: f"{s['peak_mib']:,.0f}")
+                for side in (*others, "flatlens")
+            ),
+            held(record),
+        ]
+        for record in rows
+    ]
+    yield from table(head, body)
+
+
+def held(record: Record) -> str:
+    """Time and peak of flatlens with `memory=` set to the thriftiest peer's."""
+    side = record["sides"].get("flatlens_within")
+    if side is None or "error" in side:
+        return "" if side is None else "x"
+    found = cells.ratios(record).get("flatlens_within / fastest peer", math.nan)
+    return f"{side['peak_mib']:,.0f} of {side['memory_mib']:,.0f}, {found:.2f} x the fastest"
+
+
+def names_in(rows: Sequence[Record]) -> list[str]:
+    """Other people's sides, in the order of the first record that has them."""
+    every = dict.fromkeys(name for record in rows for name in record["sides"])
+    return [name for name in every if name not in (*OURS, *cells.BESIDE)]
+
+
+def exact(rows: Sequence[Record]) -> Iterator[str]:
+    yield (
+        "S = (1/n) sum ||grad f||_F^2 alone. Times as multiples of the floor, then flatlens over "
+        'the fastest peer that is right. `flatlens.measure(..., quantities=["sharpness"])`.'
+    )
+    yield ""
+    yield from race_table(rows, names_in(rows))
+    yield "Every side works batch by batch, so n = 10,000 is n = 1,000 ten times:"
+    yield ""
+    large = [r for r in rows if r["cell"]["samples"] == 1000]
+    columns = ["floor", *names_in(rows), "flatlens"]
+    body = []
+    for r in large:
+
+        def scaled(k: str, r: Record = r) -> str:
+            return entry(r, k, lambda _: f"{10 * cells.seconds(r, k):.1f} s")
+
+        cell = r["cell"]
+        row = [f"{cell['model']} | {cell['outputs']} | 10,000", *map(scaled, columns)]
+        body.append(row)
+    yield from table(["network", "N", "n", *map(title, columns)], body)
+    yield "Peak extra memory in MiB:"
+    yield ""
+    yield from memory_table(rows, names_in(rows))
+    yield from goal(rows, "flatlens / fastest peer", 1.0, "S alone in the fastest peer's time")
+    yield from goal(rows, "flatlens / fastest peer, memory", 1.0, "in that peer's memory")
+    yield from goal(
+        rows, "flatlens_within / fastest peer", 1.3, "held to the thriftiest peer's memory"
+    )
+
+
+def goal(rows: Sequence[Record], name: str, most: float, what: str) -> Iterator[str]:
+    """One sentence: how many cells meet a goal, and the worst."""
+    found = {str(Cell(**r["cell"])): v for r in rows if (v := cells.ratios(r).get(name))}
+    if not found:
+        return
+    worst = max(found, key=lambda cell: found[cell])
+    met = sum(v <= most for v in found.values())
+    yield (
+        f"- Goal, {what} (at most {most:g}): {met} of {len(found)} cells; "
+        f"the worst is {found[worst]:.2f} ({worst})."
+    )
+
+
+def estimates(rows: Sequence[Record]) -> Iterator[str]:
+    yield (
+        "Seconds until the root mean square error over 20 seeds (at least 5 where time is short) "
+        "is 1 % of the exact S; in brackets the products. 3, 12, 48, 192 are measured, between on "
+        "a line of logarithms, beyond the last by 1/sqrt(products) (marked ~; for Hutch++ an upper "
+        "limit). Targets are the outputs, so that Tr H = S. `sketch` also gives the MLS."
+    )
+    yield ""
+    names = [n for n in dict.fromkeys(k for r in rows for k in r["sides"]) if n not in cells.BESIDE]
+    body = []
+    for record in rows:
+        reach = cells.times_to(record)
+        sketch = cells.ratios(record).get("flatlens_sketch / fastest peer", math.nan)
+        body.append(
+            [
+                sizes(Cell(**record["cell"])),
+                milliseconds(record, "floor"),
+                milliseconds(record, "exact"),
+                *(reached(record, name, reach) for name in names),
+                f"{sketch:.2f}",
+            ]
+        )
+    head = ["network", "N", "n", "threads", "floor", "flatlens exact", *map(title, names)]
+    yield from table([*head, "sketch / fastest peer"], body)
+
+
+def reached(record: Record, name: str, reach: dict[str, float]) -> str:
+    if name not in reach:
+        return "x"
+    points = cells.curve(record, name)
+    beyond = "~" if points[-1][1] > cells.WITHIN else ""
+    products = points[-1][0] * max((points[-1][1] / cells.WITHIN) ** 2, 1) if beyond else 0
+    count = f"{products:,.0f}" if beyond else f"at most {points[-1][0]}"
+    return f"{beyond}{reach[name]:.3g} ({count})"
+
+
+def whole(rows: Sequence[Record]) -> Iterator[str]:
+    yield (
+        "S, MLS, NMLS, volumes, local dimension, bounds: one `flatlens.measure` against S from a "
+        "peer and the rest by hand (N backward passes onto all layers' inputs, eigenvalues of the "
+        "Gram matrices in float64, norms of the kernels and one side of Eq. 12: less than "
+        "`measure` gives). Times as multiples of the floor; six quantities are compared."
+    )
+    yield ""
+    yield from race_table(rows, names_in(rows))
+    yield "Peak extra memory in MiB:"
+    yield ""
+    yield from memory_table(rows, names_in(rows))
+    yield from goal(rows, "flatlens / floor", 1.2, "everything in 1.2 floors")
+    yield from goal(rows, "flatlens / fastest peer", 1.0, "in the time of the fastest assembly")
+
+
+def growth_text() -> Iterator[str]:
+    yield "![Time and peak memory against n, N, width and depth](figures/peers-growth.png)"
+    yield ""
+    yield (
+        "Exact S of an MLP, 784-256-256-256-10 and n = 100 where they are not varied, one thread. "
+        "`python benchmarks/peers.py --plan growth`."
+    )
+    yield ""
+
+
+def reasons(why: Sequence[tuple[str, str, str]]) -> Iterator[str]:
+    """One line for a side and an error, with its cells."""
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for side, cell, text in why:
+        grouped.setdefault((side, text), []).append(cell)
+    for (side, text), where in grouped.items():
+        yield f"- {title(side)}: {text.replace('|', '/')} ({'; '.join(where)})"
+    yield ""
+
+
+# ------------------------------------------------------------------ plots
+
+
+def growth(records: Sequence[Record], path: Path) -> None:
+    """Time above, memory below, one column for each axis."""
+    from matplotlib.figure import Figure
+
+    found = {Cell(**r["cell"]): r for r in records}
+    figure = Figure(figsize=(15, 6.6), layout="constrained")
+    axes = figure.subplots(2, len(cells.GROWTH_AXES), sharey="row")
+    for column, (name, axis) in enumerate(cells.GROWTH_AXES.items()):
+        for side, colour in zip(cells.GROWTH_SIDES, COLOURS, strict=True):
+            have = [
+                (size(name, cell), found[cell])
+                for cell in axis
+                if cell in found and cells.sound(found[cell]["sides"].get(side, {"error": ""}))
+            ]
+            where = [place for place, _ in have]
+            times = [cells.seconds(record, side) for _, record in have]
+            peaks = [max(record["sides"][side]["peak_mib"], 1.0) for _, record in have]
+            style = {"color": colour, "lw": 2.5 if side == "flatlens" else 1.2}
+            style |= {"ls": ":" if side == "floor" else "-", "marker": "o", "markersize": 3}
+            axes[0, column].plot(where, times, label=title(side), **style)
+            axes[1, column].plot(where, peaks, label=title(side), **style)
+        for row in (0, 1):
+            axes[row, column].set(xscale="log", yscale="log")
+            axes[row, column].grid(alpha=0.25)
+            axes[row, column].spines[["top", "right"]].set_visible(False)
+        axes[1, column].set_xlabel(name)
+    axes[0, 0].set_ylabel("seconds")
+    axes[1, 0].set_ylabel("peak extra memory, MiB")
+    axes[0, 0].legend(frameon=False, fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+
+
+def size(axis: str, cell: Cell) -> int:
+    if axis == "samples n":
+        return cell.samples
+    if axis == "outputs N":
+        return cell.outputs
+    width, depth = map(int, cell.model.removeprefix("mlp-").split("x"))
+    return width if axis == "width" else depth
+
+
+# ------------------------------------------------------------------ files
+
+
+def replaced(text: str, new: str) -> str:
+    """The page with what stands between the markers replaced, or added at its end."""
+    block = f"{START}\n{new}{END}\n"
+    if START not in text:
+        return f"{text.rstrip()}\n\n{block}"
+    before, _, rest = text.partition(START)
+    _, _, after = rest.partition(f"{END}\n")
+    return before + block + after
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Tables and plots from finished cells.")
+    parser.add_argument("files", nargs="*", type=Path, default=[COMMITTED])
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "benchmarks.md")
+    parser.add_argument("--figures", type=Path, default=ROOT / "docs" / "figures")
+    options = parser.parse_args(arguments)
+    found: dict[Cell, Record] = {}
+    for path in options.files:
+        found |= cells.read(path)
+    if not found:
+        parser.error("there are no finished cells; run benchmarks/peers.py first")
+    records = list(found.values())
+    old = options.docs.read_text() if options.docs.exists() else ""
+    options.docs.write_text(replaced(old, page(records)))
+    if any(cell in found for axis in cells.GROWTH_AXES.values() for cell in axis):
+        growth(records, options.figures / "peers-growth.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+"""The benchmark of other packages: every side gives the same number, failures are told, tables and
+guard read what was written. Nothing here is timed."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+if not FOLDER.exists():
+    pytest.skip("benchmarks are not part of the package", allow_module_level=True)
+sys.path.insert(0, str(FOLDER))
+
+import cells  # noqa: E402
+import guard  # noqa: E402
+import peers  # noqa: E402
+import sides  # noqa: E402
+import tables  # noqa: E402
+from cells import Cell  # noqa: E402
+
+# what a side needs; the others need torch alone
+LIBRARIES = {
+    "backpack_ggn": "backpack",
+    "backpack_l2": "backpack",
+    "opacus": "opacus",
+    "curvlinops_hutchinson": "curvlinops",
+    "curvlinops_hutchpp": "curvlinops",
+    "eigenthings_hutchinson": "hessian_eigenthings",
+    "eigenthings_hutchpp": "hessian_eigenthings",
+}
+# no dependencies of the tests: left to the benchmark itself
+OTHERS = ("nngeometry", "asdl", "pyhessian", "nngeometry+autograd")
+TINY = "mlp-16x2"
+
+
+def needs(side):
+    if library := LIBRARIES.get(side.partition("+")[0]):
+        pytest.importorskip(library)
+
+
+def options(*more):
+    return peers.parse(["--here", "--repeats", "1", "--seeds", "2", *more])
+
+
+def run(case, *names):
+    """The record of the smallest cell, in this process."""
+    return peers.measured(Cell(case, TINY, 2, 3), names, options())
+
+
+@pytest.mark.filterwarnings("ignore")  # of hooks, by the peers
+@pytest.mark.parametrize("side", [s for s in sides.PEERS if s not in OTHERS])
+def test_exact_peer_agrees(side):
+    needs(side)
+    record = run("a", "floor", "flatlens", side)
+    found = record["sides"]
+    assert "error" not in found[side]
+    assert found[side]["difference"] < 1e-5
+    assert found[side]["value"] == pytest.approx(found["flatlens"]["value"], rel=1e-5)
+    assert cells.fastest(record) == side
+    assert {"flatlens / floor", "flatlens / fastest peer"} <= cells.ratios(record).keys()
+    assert len(found[side]["wall"]) == len(found[side]["cpu"]) == 2
+    json.dumps(record)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("side", [s for s in sides.WHOLE if "+" in s and s not in OTHERS])
+def test_assembled_quantities_agree(side):
+    needs(side)
+    found = run("c", "floor", "flatlens", side)["sides"]
+    assert found[side]["difference"] < 1e-4
+
+
+def test_assembled_quantities_agree_on_a_residual_network():
+    torch.manual_seed(0)
+    model = sides.network("resnet18", 2).eval()[3]  # one block
+    net = torch.nn.Sequential(model, torch.nn.Flatten(), torch.nn.Linear(64 * 16, 2))
+    x = torch.rand(2, 64, 4, 4)
+    mine = sides.flatlens_whole(net)(x, 2)
+    theirs = sides.assembled("jacrev")(net)(x, 2)
+    assert peers.difference(theirs, mine, 2) < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("side", [s for s in sides.ESTIMATES if s not in OTHERS])
+def test_estimators_estimate_s(side):
+    needs(side)
+    torch.manual_seed(0)
+    net, x = sides.network("mlp-2x1", 2).eval(), sides.images(TINY, 3)
+    exact = sum(sides.flatlens(net)(x, 3)) / 3
+    estimate = sides.ESTIMATES[side](net, x)
+    found = [estimate(30, seed) for seed in range(8)]
+    assert sum(found) / 8 == pytest.approx(exact, rel=0.15)
+
+
+def test_estimator_cell_climbs():
+    record = run("b", "floor", "exact", "flatlens_sketch")
+    rungs = record["sides"]["flatlens_sketch"]["rungs"]
+    assert [r["products"] for r in rungs][:1] == [3]
+    assert all(len(r["values"]) == 2 for r in rungs)
+    assert cells.times_to(record)["flatlens_sketch"] > 0
+
+
+def test_a_failing_side_is_reported_and_not_ranked(monkeypatch):
+    def broken(model):
+        raise NotImplementedError("no such layer in /some/where/file.py\nsecond line")
+
+    monkeypatch.setitem(sides.EXACT, "broken", broken)
+    monkeypatch.setitem(sides.EXACT, "wrong", lambda model: lambda x, batch: 1e9)
+    record = run("a", "floor", "flatlens", "broken", "wrong")
+    assert record["sides"]["broken"] == {"error": "NotImplementedError: no such layer in ..."}
+    assert record["sides"]["wrong"]["difference"] > 1
+    assert cells.peers(record) == {}
+    assert {side for side, _, _ in cells.failures([record])} == {"broken", "wrong"}
+    assert "broken" in peers.line(record)
+
+
+def test_a_side_in_its_own_process(tmp_path):
+    path = tmp_path / "cells.jsonl"
+    arguments = ["--models", TINY, "--outputs", "2", "--samples", "7", "--repeats", "1"]
+    arguments += ["--budget", "0.2", "--sides", "loop", "--json", str(path)]
+    peers.main(arguments)
+    (record,) = cells.read(path).values()
+    loop = record["sides"]["loop"]
+    assert loop["ran"] <= 7
+    assert loop["value"] > 0
+    assert set(record["sides"]) == {"floor", "loop"}
+    peers.main([*arguments, "--append"])  # nothing is left to do
+    assert len(path.read_text().splitlines()) == 1
+    with pytest.raises(SystemExit):
+        peers.main(arguments)
+
+
+def test_a_process_that_takes_too_long_is_given_up():
+    cell, slow = Cell("a", TINY, 2, 3), options("--limit", "0.01")
+    with pytest.raises(TimeoutError, match="not done"):
+        peers.Process(cell, "loop", slow)
+
+
+# -- made records ----------------------------------------------------------------------------------
+
+
+def side(*walls, peak=10.0, **more):
+    return {
+        "wall": list(walls),
+        "cpu": list(walls),
+        "peak_mib": peak,
+        "ran": 100,
+        "batch": 20,
+    } | more
+
+
+def made(cell, factor=1.0):
+    """flatlens takes two floors, the peer four; one peer is wrong and one cannot."""
+    found = {
+        "floor": side(9.0, 1.0, 2.0),
+        "lower_limit": side(9.0, 0.5, 1.0),
+        "flatlens": side(9.0, 2.0 * factor, 4.0 * factor, peak=40.0 * factor, difference=0.0),
+        "opacus": side(9.0, 4.0, 8.0, difference=1e-6),
+        "asdl": side(9.0, 0.1, 0.2, difference=0.4),
+        "nngeometry": {"error": "RuntimeError: sizes | differ"},
+    }
+    if cell.case == "b":
+        rung = {"cpu": [1.0], "values": [102.0, 98.0]}
+        rungs = [rung | {"products": 3, "wall": [1.0]}]
+        found = {k: found[k] for k in ("floor", "opacus")}
+        found["exact"] = found.pop("opacus")
+        found |= {"pyhessian": side(rungs=rungs)}
+        found |= {"flatlens_sketch": side(rungs=[rung | {"products": 3, "wall": [0.5]}])}
+    facts = {"versions": {"torch": "1"}, "date": "2000-01-01", "processor": "P"}
+    facts |= {"cores": 2, "python": "3", "commit": "abc"}
+    return {"cell": cells.as_json(cell), "facts": facts, "sides": found, "truth": 100.0}
+
+
+def test_ratios_are_medians_within_repeats():
+    found = cells.ratios(made(Cell("a", "mlp", 10, 100)))
+    assert found["flatlens / floor"] == 2
+    assert found["flatlens / fastest peer"] == 0.5
+    assert found["flatlens / fastest peer, memory"] == 4
+    record = made(Cell("a", "mlp", 10, 1000))
+    assert cells.seconds(record, "floor") == pytest.approx(15)  # 1.5 s for 100 samples
+
+
+def test_time_to_one_percent():
+    assert cells.seconds_to([(3, 0.02, 1.0)]) == pytest.approx(4)  # beyond: 1 / error^2
+    assert cells.seconds_to([(3, 0.1, 1.0), (12, 0.001, 100.0)]) == pytest.approx(10)
+    assert cells.seconds_to([(3, 0.005, 1.0)]) == 1.0
+    record = made(Cell("b", "mlp", 10, 100))
+    assert cells.times_to(record) == pytest.approx({"pyhessian": 4, "flatlens_sketch": 2})
+    assert cells.ratios(record) == pytest.approx({"flatlens_sketch / fastest peer": 0.5})
+
+
+def test_tables_replace_only_their_own_part(tmp_path):
+    path, docs = tmp_path / "cells.jsonl", tmp_path / "page.md"
+    for cell in [Cell("a", "mlp", 10, 1000), Cell("b", "mlp", 10, 100), Cell("c", "mlp", 10, 100)]:
+        cells.append(path, made(cell))
+    for cell in cells.PLANS["growth"][:3]:
+        cells.append(path, made(cell))
+    docs.write_text("# Before\n")
+    arguments = [str(path), "--docs", str(docs), "--figures", str(tmp_path)]
+    tables.main(arguments)
+    once = docs.read_text()
+    docs.write_text(once + "\n# After\n")
+    tables.main(arguments)
+    assert docs.read_text() == once + "\n# After\n"
+    assert once.startswith("# Before\n")
+    assert "| mlp | 10 | 1,000 | 1 | 15.00 s | 0.50 (100) |" in once
+    assert "**2.00 (100)** | 0.50 (Opacus) | 30.00 s / 30.00 s |" in once
+    assert "~~0.10 (100)~~" in once  # wrong
+    assert "NNGeometry: RuntimeError: sizes / differ (a mlp N=10 n=1000 threads=1; c" in once
+    assert "~4 (12)" in once
+    assert "everything in 1.2 floors (at most 1.2): 0 of 1 cells" in once
+    assert (tmp_path / "peers-growth.png").stat().st_size > 1000
+
+
+def test_a_torn_line_is_no_cell(tmp_path):
+    path, cell = tmp_path / "cells.jsonl", Cell("a", "mlp", 10, 100)
+    cells.append(path, made(cell))
+    with path.open("a") as stream:
+        stream.write('{"cell": {"case"')
+    assert list(cells.read(path)) == [cell]
+    cells.append(path, made(Cell("a", "vgg", 10, 100)))
+    assert len(cells.read(path)) == 2
+
+
+def test_guard_fails_above_the_margin(tmp_path, capsys):
+    cell, other = Cell("a", "mlp", 10, 100), Cell("c", "mlp", 10, 100)
+    paths = {name: tmp_path / f"{name}.jsonl" for name in ("old", "same", "slow", "gone", "else")}
+    cells.append(paths["old"], made(cell))
+    cells.append(paths["same"], made(cell, 1.2))
+    cells.append(paths["slow"], made(cell, 1.3))
+    gone = made(cell)
+    gone["sides"]["flatlens"] = {"error": "FlatlensError: no"}
+    cells.append(paths["gone"], gone)
+    cells.append(paths["else"], made(other))
+    codes = [
+        guard.main([str(paths[name]), "--committed", str(paths["old"])])
+        for name in ("same", "slow", "gone", "else")
+    ]
+    assert codes == [0, 1, 1, 2]
+    told = capsys.readouterr().out
+    assert "flatlens / floor: 2.00, now 2.60" in told
+    assert "peak MiB: 40.00, now 52.00" in told
+    assert "now missing" in told
+
+
+def test_plans_cover_what_they_promise():
+    default = cells.PLANS["default"]
+    assert {cell.model for cell in default} == set(sides.NETWORKS)
+    assert {cell.outputs for cell in default} == {1, 10, 100, 1000}
+    assert {1, 100, 1000} <= {cell.samples for cell in default}
+    assert {cell.threads for cell in default} == {1, 2}
+    assert set(cells.PLANS["guard"]) <= set(default)
