@@ -343,6 +343,21 @@ def test_weight_norm_selects(name, choice):
     assert got * (1 - RTOL) <= want <= got * (1 + 1e-6)
 
 
+# -- sharpness alone -----------------------------------------------------------
+
+
+@every_case
+def test_sharpness_alone(name):
+    case, t = ZOO[name](), truth(name)
+    m = fl.measure(case.model, case.x, output=case.output, quantities=["sharpness"])
+    assert list(m.values) == ["sharpness"]
+    assert (m.probe.layers, m.bounds) == ([], ())
+    assert m.coverage == measured(name).coverage
+    for got, want in zip(m.probe.parameters, t.parameters, strict=True):
+        close(got.grad, want.grad, want.name, scale=gradient_scale(name))
+    close(m["sharpness"], t.metrics()["sharpness"], "sharpness")
+
+
 # -- precision -----------------------------------------------------------------
 
 
@@ -359,8 +374,10 @@ def test_float32(name):
         p.input.singular, t.input.singular, t.input.singular[:, 0], "singular", rtol=FLOAT32
     )
     total = sum(q.grad.max() for q in t.parameters)
-    for got, want in zip(p.parameters, t.parameters, strict=True):
+    alone = fl.measure(case.model, case.x, output=case.output, quantities=["sharpness"]).probe
+    for short, got, want in zip(alone.parameters, p.parameters, t.parameters, strict=True):
         close(got.grad, want.grad, want.name, rtol=FLOAT32, scale=1e-9 * total)
+        close(short.grad, want.grad, want.name, rtol=FLOAT32, scale=1e-9 * total)
     for metric in (
         "sharpness",
         "mls",

@@ -110,6 +110,16 @@ def test_order_and_process_do_not_matter(runs, settings, tmp_path):
         assert outcome.files["records.jsonl"] == records  # no token: sent back, as by a far worker
 
 
+def test_the_engine_dask_gives_the_same_records(runs, settings, tmp_path):
+    pytest.importorskip("distributed")
+    out, frame = runs
+    again = zoo(MODELS, settings, out=tmp_path, engine="dask", workers=1)
+    pd.testing.assert_frame_equal(again, frame)
+    for model in MODELS:
+        records = [folder / model / "records.jsonl" for folder in (out, tmp_path)]
+        assert records[0].read_bytes() == records[1].read_bytes()
+
+
 def test_a_zoo_goes_on_where_it_was(runs, settings, monkeypatch):
     out, frame = runs
     monkeypatch.setattr(zoos, "run_model", None)  # nothing is left to do
@@ -464,8 +474,9 @@ class Formula(nn.BatchNorm2d):
         return (x - mean) / (var + self.eps).sqrt() * weight + bias
 
 
-def test_batch_norm_of_one_sample_whose_gradient_comes_with_channels_last():
-    """torch 2.13's own backward pass is wrong there (LeViT); brute force takes the formula."""
+@pytest.fixture
+def normed():
+    """A network with batch norm as torch has it, and the same with its formula."""
     torch.manual_seed(0)
     norm = Formula(5).double().eval()
     for t in (norm.running_mean, norm.running_var, norm.weight.data):
@@ -473,11 +484,31 @@ def test_batch_norm_of_one_sample_whose_gradient_comes_with_channels_last():
     plain = nn.BatchNorm2d(5).double().eval()
     plain.load_state_dict(norm.state_dict())
     first, last = nn.Conv2d(3, 5, 3).double(), nn.Linear(20, 4).double()
-    nets = [nn.Sequential(first, n, Tokens(), last) for n in (plain, norm)]
-    x = torch.randn(2, 3, 4, 4).double()
-    true = shares(nets[1], x)
+    nets = [nn.Sequential(first, nn.Tanh(), n, Tokens(), last) for n in (plain, norm)]
+    return *nets, torch.randn(2, 3, 4, 4).double()
+
+
+def test_batch_norm_of_one_sample_whose_gradient_comes_with_channels_last(normed):
+    """torch 2.13's own backward pass is wrong there (LeViT); brute force takes the formula."""
+    net, formula, x = normed
+    true = shares(formula, x)
     for n in (1, 2):
-        p = fl.probe(nets[0], x[:n])
+        p = fl.probe(net, x[:n])
         assert fl.sharpness.samples(p) == pytest.approx(true[:n], rel=1e-10)
-        s = fl.sketch(nets[0], x[:n], directions=3, tolerance=1e-9)
+        s = fl.sketch(net, x[:n], directions=3, tolerance=1e-9)
         assert fl.mls(s) == pytest.approx(fl.mls(p), rel=1e-7)
+
+
+def test_the_hessian_of_that_batch_norm(normed):
+    net, formula, x = normed
+    x, y = x[:1], torch.ones(1, 4).double()
+    weights = list(formula.parameters())
+    loss = 0.5 * (formula(x) - y).square().sum()
+    first = torch.autograd.grad(loss, weights, create_graph=True)
+    true = 0.0
+    for p, g in zip(weights, first, strict=True):
+        for k, slope in enumerate(g.flatten()):
+            (second,) = torch.autograd.grad(slope, p, retain_graph=True, materialize_grads=True)
+            true += float(second.flatten()[k])
+    found = fl.perturb.hessian_trace(net, x, y, directions=10**6)  # column by column
+    assert found.value == pytest.approx(true, rel=1e-10)

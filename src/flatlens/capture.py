@@ -479,11 +479,18 @@ def _batch_norm(
         )
     if running_mean is None or running_var is None:  # torch says what it needs
         return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-    # As a formula: for one sample torch's own backward pass is wrong where the gradient arrives
-    # with channels last (torch 2.13 on the CPU).
-    mean, var = (t.reshape(_channels(input)) for t in (running_mean, running_var))
-    normed = (input - mean) * (var + eps).rsqrt()
+    normed = standardised(input, running_mean, running_var, eps)
     return _affine(recorder, normed, weight, bias, _channels(input))
+
+
+def standardised(input: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
+    """Batch norm in evaluation mode, without its affine part, as a formula.
+
+    For one sample torch's own backward pass is wrong where the gradient arrives with channels last
+    (torch 2.13 on the CPU).
+    """
+    view = _channels(input)
+    return (input - mean.reshape(view)) * (var.reshape(view) + eps).rsqrt()
 
 
 def _instance_norm(

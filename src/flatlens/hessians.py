@@ -15,10 +15,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
+from flatlens.capture import standardised
 from flatlens.errors import FlatlensError, first_line
 from flatlens.estimates import VECTORS
 from flatlens.guard import in_float, original, untouched
@@ -70,8 +73,9 @@ class Network:
 
     def outputs(self, inputs: Inputs, call: Callable[..., Any] | None = None) -> Tensor:
         """f as [batch, N], of the model or of ``call`` in its place."""
-        # The model may overwrite what it is given.
-        return outputs(inputs.map(lambda t: t.clone()), call or self.model, self.output)
+        own = inputs.map(lambda t: t.clone())  # the model may overwrite what it is given
+        with _Formulas():
+            return outputs(own, call or self.model, self.output)
 
     def _trial(self, chunk: int | None) -> int:
         """Samples at a time, from what one sample keeps for its backward pass."""
@@ -94,6 +98,32 @@ class Network:
                 raise FlatlensError(COUPLED)
         # A second derivative keeps about four times what a first one does.
         return chunk or max(1, WORKING_SET // max(1, 4 * kept[0]))
+
+
+class _Formulas(TorchFunctionMode):
+    """Batch norm in evaluation mode as a formula (see ``standardised``)."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        return (_batch_norm if func is F.batch_norm else func)(*args, **kwargs)
+
+
+def _batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if training or running_mean is None or running_var is None:
+        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    view = (-1, *(1,) * (input.dim() - 2))
+    z = standardised(input, running_mean, running_var, eps)
+    z = z if weight is None else z * weight.reshape(view)
+    return z if bias is None else z + bias.reshape(view)
 
 
 class Surface(Network):

@@ -1,10 +1,10 @@
 """The largest singular values of many operators at once, from products with A A^T alone.
 
-All samples of a batch take each step together, each with a vector of its own. Full
-orthogonalisation; the coefficients are float64. A value comes with the residual of its Ritz pair:
-some eigenvalue of A A^T lies within that of theta, and Ritz values never exceed the largest. From
-one start a singular value that occurs several times is seen once: the largest is right, but what
-follows it may be further down the list (equal tokens, each with an output of its own).
+All samples of a batch take each step together, each with vectors of its own. To find the ``top``
+largest values, as many vectors start (block Lanczos): from one alone, a value that occurs several
+times (equal tokens, each with an output of its own) would be seen once. Full orthogonalisation; the
+coefficients are float64. A value comes with the residual of its Ritz pair: some eigenvalue of A A^T
+lies within that of theta, and Ritz values never exceed the largest.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-
-CHECK_EVERY = 2
 
 
 class Top(NamedTuple):
@@ -46,40 +44,45 @@ def top_singular(
     ([8.0, 7.0], True)
     """
     b, n = start.shape
-    top, last = min(top, n), min(max_steps, n)
-    eps = torch.finfo(start.dtype).eps
-    basis = start.new_zeros(b, last + 1, n)
-    basis[:, 0] = start / start.norm(dim=1, keepdim=True)
-    T = torch.zeros(b, last + 1, last + 1, dtype=torch.float64, device=start.device)
-    generator = torch.Generator().manual_seed(0)
-    restarts = torch.zeros(b, device=start.device)
-    for step in range(1, last + 1):
-        v = basis[:, step - 1]
-        w = gram(v)
-        T[:, step - 1, step - 1] = (v.double() * w.double()).sum(1)
-        known = basis[:, :step]
-        for _ in range(2):  # once leaves rounding that grows from step to step
-            w = w - (known.mT @ (known @ w[..., None])).squeeze(-1)
-        beta = w.double().norm(dim=1)
-        # Where only rounding is left the basis spans an invariant space, which holds each
-        # eigenvalue once: a new random vector finds the next copy of a multiple one.
-        broken = beta <= 64 * eps * T.abs().amax((1, 2))
-        beta = torch.where(broken, 0.0, beta)
-        if step >= top and (step % CHECK_EVERY == 0 or step == last or bool(broken.any())):
-            values, vectors = torch.linalg.eigh(T[:, :step, :step])
-            theta = values[:, -top:].flip(-1).clamp(min=0)
-            residual = beta[:, None] * vectors[:, -1, -top:].flip(-1).abs() * (step < n)
-            converged = residual <= (tolerance + 64 * eps) * theta[:, :1]
-            copies = (restarts == 0) & ~broken | (restarts >= top - 1)
-            converged &= (copies | (step == n))[:, None]
-            if bool(converged.all()) or step == last:
-                break
-        if bool(broken.any()):
-            restarts += broken
-            fresh = torch.randn(b, n, generator=generator, dtype=torch.float64).to(w)
-            for _ in range(2):
-                fresh = fresh - (known.mT @ (known @ fresh[..., None])).squeeze(-1)
-            w = torch.where(broken[:, None], fresh, w)
-        T[:, step, step - 1] = T[:, step - 1, step] = beta
-        basis[:, step] = w / w.norm(dim=1, keepdim=True)
-    return Top(theta.sqrt(), converged, step)
+    top, eps = min(top, n), torch.finfo(start.dtype).eps
+    basis = start.new_zeros(b, min(max(max_steps, top), n), n)
+    T = start.new_zeros(b, basis.shape[1], basis.shape[1], dtype=torch.float64)
+    fresh = [start, *(_random(start, seed) for seed in range(1, top))]
+    steps = 0
+    while True:
+        noise = 64 * eps * T.abs().amax((1, 2))
+        first, steps = steps, min(steps + top, n)
+        for j in range(first, steps):
+            v = _off(fresh[j - first], basis[:, :j])
+            # Where only rounding is left the basis spans an invariant space; a random vector leads
+            # out of it.
+            lost = v.double().norm(dim=1) <= noise
+            if bool(lost.any()):
+                v = torch.where(lost[:, None], _off(_random(v, n + j), basis[:, :j]), v)
+            basis[:, j] = v / v.norm(dim=1, keepdim=True)
+        known = basis[:, :steps]
+        for j in range(first, steps):
+            w = gram(basis[:, j])
+            T[:, j, :steps] = T[:, :steps, j] = (known.double() @ w.double()[..., None]).squeeze(-1)
+            fresh[j - first] = _off(w, known)
+        values, vectors = torch.linalg.eigh(T[:, :steps, :steps])
+        theta = values[:, -top:].flip(-1).clamp(min=0)
+        left = torch.stack(fresh[: steps - first], 2).double() @ vectors[:, first:, -top:].flip(-1)
+        residual = left.norm(dim=1) * (steps < n)
+        converged = residual <= (tolerance + 64 * eps) * theta[:, :1]
+        if bool(converged.all()) or steps == n or min(steps + top, n) > max_steps:
+            return Top(theta.sqrt(), converged, steps)
+
+
+def _off(v: Float[Tensor, "b n"], known: Float[Tensor, "b k n"]) -> Float[Tensor, "b n"]:
+    """v without its part along ``known``; once leaves rounding that grows from step to step."""
+    for _ in range(2):
+        v = v - (known.mT @ (known @ v[..., None])).squeeze(-1)
+    return v
+
+
+def _random(like: Float[Tensor, "b n"], seed: int) -> Float[Tensor, "b n"]:
+    """A random vector, the same for each sample: neighbours in a batch change nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    v = torch.randn(like.shape[1], generator=generator, dtype=torch.float64)
+    return v.to(like).expand_as(like)

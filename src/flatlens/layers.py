@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -29,6 +30,7 @@ from flatlens.spectra import rank_tolerance
 # Per-sample gradients of one layer are formed in blocks of about this many entries: what is written
 # must still be in the cache when it is squared (one block of all samples is three times slower).
 BLOCK_ENTRIES = 1 << 20
+FEWEST_INPUTS = 128  # of a block: a product of a thinner matrix waits for memory
 # Signed sums smaller than this share of their terms have lost too many digits.
 CANCELLED = {torch.float32: 0.03, torch.float64: 1e-4}
 
@@ -92,8 +94,12 @@ def patches(
     kernel: tuple[int, ...],
     geometry: Geometry,
     positions: tuple[int, ...],
+    into: Callable[[tuple[int, ...]], Tensor] | None = None,
 ) -> Float[Tensor, "k g i t"]:
-    """im2col in any dimension: what the kernel sees at each of ``positions``."""
+    """im2col in any dimension: what the kernel sees at each of ``positions``.
+
+    ``into`` gives the memory for it (default: fresh).
+    """
     if any(p for pair in geometry.padding for p in pair):
         x = F.pad(x, flat_pads(geometry.padding), geometry.pad_mode)
     reach = [
@@ -113,11 +119,16 @@ def patches(
             *(s * d for s, d in zip(space, geometry.stride, strict=True)),
         ),
     )
-    return windows.reshape(x.shape[0], geometry.groups, -1, prod(positions))
+    seen = windows if into is None else into(tuple(windows.shape)).copy_(windows)
+    return seen.reshape(x.shape[0], geometry.groups, -1, prod(positions))
 
 
 class Buffers:
-    """Large tensors that are filled anew for each chunk; new ones would cost more than that."""
+    """Large tensors that are filled anew for each chunk; new ones would cost more than that.
+
+    On the CPU numpy allocates them: it asks for huge pages, and the first touch of 64 MiB takes 10
+    ms where torch's takes 38.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, Tensor] = {}
@@ -126,7 +137,12 @@ class Buffers:
         """An uninitialised tensor of ``shape``, the same memory for the same key."""
         size, kept = prod(shape), self._kept.get(key)
         if kept is None or kept.numel() < size or kept.dtype != like.dtype:
-            self._kept[key] = kept = like.new_empty(size)
+            if like.device.type == "cpu":
+                whole = np.empty(size * like.element_size(), np.uint8)
+                kept = torch.from_numpy(whole).view(like.dtype)
+            else:
+                kept = like.new_empty(size)
+            self._kept[key] = kept
         return kept[:size].view(shape)
 
 
@@ -150,7 +166,9 @@ class Positions:
         self.call, self.layout, self.batch, self.N = call, layout, batch, directions
         self.map = call.map
         self.W = call.map.matrix
-        self.u = self._format(call.x, is_input=True)
+        self.u = self._format(
+            call.x, is_input=True, into=lambda shape: buffers.get(("u", place), shape, call.x)
+        )
         self.T = self.u.shape[-1]
         g, o, _ = self.W.shape
         shape = (batch, self.T, directions, o) if self.flat else (batch, g, directions, o, self.T)
@@ -233,7 +251,9 @@ class Positions:
         )
         return s.amin(1)
 
-    def _format(self, t: Tensor, is_input: bool) -> Float[Tensor, "b g f T"]:
+    def _format(
+        self, t: Tensor, is_input: bool, into: Callable[[tuple[int, ...]], Tensor] | None = None
+    ) -> Float[Tensor, "b g f T"]:
         geometry = self.map.geometry
         if geometry is None:
             t = split(t, self.layout, self.batch)
@@ -243,7 +263,7 @@ class Positions:
             return self._samples(t.reshape(t.shape[0], geometry.groups, -1, prod(t.shape[2:])))
         kernel = tuple(self.map.weight.shape[2:])
         across = self.map.in_shape if geometry.transposed else self.map.out_shape
-        return self._samples(patches(t, kernel, geometry, tuple(across[-len(kernel) :])))
+        return self._samples(patches(t, kernel, geometry, tuple(across[-len(kernel) :]), into))
 
     def _batched(self, t: Tensor) -> Tensor:
         """A convolution's tensor with a batch dimension, also where the call had none."""
@@ -259,8 +279,14 @@ class Positions:
 
 def _columns(t: Float[Tensor, "b g f T"]) -> Float[Tensor, "b g T"]:
     """The squared norm at each position, float64, in blocks that stay in the cache."""
-    blocks = t.split(max(1, BLOCK_ENTRIES // t[0].numel()))
-    return torch.cat([part.square().sum(2) for part in blocks]).double()
+    b, g, f, T = t.shape
+    samples, positions = max(1, BLOCK_ENTRIES // (g * f * T)), max(1, BLOCK_ENTRIES // (g * f))
+    found = t.new_empty(b, g, T, dtype=torch.float64)
+    for s in range(0, b, samples):
+        for p in range(0, T, positions):
+            part = t[s : s + samples, :, :, p : p + positions]
+            found[s : s + samples, :, p : p + positions] = part.square().sum(2)
+    return found
 
 
 def occurrences(layer: LinearMap) -> tuple[int, int]:
@@ -339,22 +365,26 @@ def _by_outer(J: Rows, u: Patches, W: Weight, W2: Weight, _: bool) -> tuple[Tens
 
 
 def _by_forming(J: Rows, u: Patches, W: Weight, W2: Weight, invariant: bool) -> tuple[Tensor, ...]:
-    """One sample's gradient may still be too large for the cache: inputs of W go in blocks too."""
-    b, g, _, _ = u.shape
+    """One sample's gradient may still be too large for the cache: inputs of W and directions go in
+    blocks too. Blocks of few inputs would read all rows for each of them: directions first."""
+    b, g, i, _ = u.shape
+    o, N = W.shape[1], J.shape[2] // W.shape[1]
     sums = [torch.zeros(b, dtype=torch.float64, device=u.device) for _ in range(2 + invariant)]
-    step = max(1, BLOCK_ENTRIES // (b * g * J.shape[2]))
-    blocks = (t.split(step, dim) for t, dim in ((u, 2), (W.mT, 1), (W2.mT, 1)))
-    for part, w, w2 in zip(*blocks, strict=True):
-        grad = (part @ J.mT).unflatten(3, (-1, W.shape[1]))  # [b, g, i, N, o]
-        if invariant:
-            sums[2] += _total((grad * w.unsqueeze(2)).sum(4).square())
-        squares = grad.square_().sum(3)
-        sums[0] += _total(squares)
-        sums[1] += _total(squares * w2)
+    inputs = min(i, max(FEWEST_INPUTS, BLOCK_ENTRIES // (b * g * N * o)))
+    directions = max(1, BLOCK_ENTRIES // (b * g * inputs * o))
+    for rows in J.split(directions * o, 2):
+        blocks = (t.split(inputs, dim) for t, dim in ((u, 2), (W.mT, 1), (W2.mT, 1)))
+        for part, w, w2 in zip(*blocks, strict=True):
+            grad = (part @ rows.mT).unflatten(3, (-1, o))  # [b, g, inputs, directions, o]
+            if invariant:
+                sums[2] += summed((grad * w.unsqueeze(2)).sum(4).square())
+            squares = grad.square_().sum(3)
+            sums[0] += summed(squares)
+            sums[1] += summed(squares * w2)
     return tuple(sums)
 
 
-def _total(t: Tensor) -> Float[Tensor, " b"]:
+def summed(t: Tensor) -> Float[Tensor, " b"]:
     """The sum of each sample's entries, float64."""
     return t.flatten(1).sum(1, dtype=torch.float64)
 
@@ -371,7 +401,7 @@ def _by_pairs(J: Rows, u: Patches, W: Weight, W2: Weight, _: bool) -> tuple[Tens
     adaptive = (JJ * weighted).sum(2)
     found = []
     for terms in (plain, adaptive):
-        total, untied = _total(terms), _total(terms[..., p == q])
+        total, untied = summed(terms), summed(terms[..., p == q])
         if bool((total < CANCELLED[u.dtype] * untied).any()):  # the digits are gone
             return _by_forming(J, u, W, W2, False)
         found.append(total)

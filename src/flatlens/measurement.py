@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from flatlens.inputs import Inputs, batches, kept
 from flatlens.losses import Loss, get_loss, targets
 from flatlens.merging import gathered, needs_group
 from flatlens.metrics import METRICS, Metric, layer_row
-from flatlens.passes import Root, probe_batches
+from flatlens.passes import Root, Run, probe_batches
 from flatlens.probes import Array, Probe
 from flatlens.sketched import sketch_batches
 
@@ -66,7 +66,7 @@ class Measurement:
             for name, metric in METRICS.items()
             if name in self.values and isinstance(metric, Metric)
         }
-        return {**found, "rank": self.probe.input.rank}
+        return {**found, "rank": self.probe.input.rank} if self.probe.layers else found
 
     @property
     def coverage(self) -> dict[str, str]:
@@ -127,14 +127,19 @@ class Measurement:
                 table.append([b.name, number(b.lhs), number(b.rhs), number(b.slack), told])
             if b.verdict != "theorem":
                 reasons.setdefault(f"{b.verdict}: {b.why}", []).append(b.name)
+        layers = [[_cell(row[k]) for k in shown] for row in self.rows]
         lines = [
             f"{p.n} samples, {p.M} inputs, {p.N} outputs, {str(p.dtype).removeprefix('torch.')}",
             "",
             *columns([[name, *_with_error(name, self.values)] for name in self._shown()]),
             "",
-            *columns([shown, *[[_cell(row[k]) for k in shown] for row in self.rows]]),
+            *(
+                columns([shown, *layers])
+                if layers
+                else ["sharpness alone: no layers, no inequalities"]
+            ),
             "",
-            *columns(table),
+            *(columns(table) if layers else []),
             *(f"{why} ({', '.join(names)})" for why, names in reasons.items()),
             "",
             f"parameters: {counts}",
@@ -168,7 +173,8 @@ def measure(
         x: as for ``probe``: a tensor, a tuple or dict of tensors, or an iterable of batches.
         y: targets (class indices or the values themselves): adds loss and, for classes, accuracy.
         quantities: "default" is all that one pass gives; "all" adds what takes passes of its own
-            (hessian_trace, relative_flatness, ...; needs y); or the names wanted.
+            (hessian_trace, relative_flatness, ...; needs y); or the names wanted. "sharpness" alone
+            takes a short pass, several times faster, without layers and inequalities.
         method: "exact", "sketch" (random directions, with standard errors as ``..._se``), or
             "auto": exact unless that is far dearer; a note says which and why.
         loss: its Gauss-Newton form is measured beside the paper's: ``gauss_newton_trace``,
@@ -208,10 +214,12 @@ def measure(
         "output": output,
         "weight_norm": weight_norm,
     }
-    look: Callable[..., Probe] = probe_batches
+    short = plain and method != "sketch" and one_pass == ["sharpness"] and not own
+    look: Callable[..., Probe] = partial(probe_batches, run=partial(Run, short=short))
     if method != "exact":
+        options |= {"short": short}
         options |= {"directions": directions, "seed": seed, "rtol": rtol}
-        options |= {"auto": method == "auto", "budget": budget}
+        options |= {"auto": method == "auto", "budget": budget, "layer_top": 1}
         look = sketch_batches
     found: list[Any] = []
 
@@ -240,7 +248,7 @@ def measure(
         values |= loss_and_accuracy(p, gathered(torch.as_tensor(y)) if distributed else y, of)
     for name in own:
         values |= perturbed(name, model, x, y, loss=of, output=output, seed=seed, rtol=rtol)
-    return Measurement(p, values, bounds(p), aware)
+    return Measurement(p, values, bounds(p) if p.layers else Bounds(), aware)
 
 
 METHODS = ("auto", "exact", "sketch")

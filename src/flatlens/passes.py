@@ -39,6 +39,7 @@ from flatlens.products import (
     NeedsSinglesError,
     Products,
 )
+from flatlens.short import ShortProducts
 
 WORKING_SET = 128 << 20  # bytes that a chunk may take by default: more is slower, not faster
 FEWEST = 5  # samples of a default chunk if they take less than MOST: fewer are slower
@@ -132,8 +133,10 @@ class Run:
         memory: int | None,
         root: Root | None = None,
         exact: bool = False,
+        short: bool = False,
     ) -> None:
         self.model, self.dtype, self.output, self.exact = model, dtype, output, exact
+        self.short = short  # sharpness alone
         self.root, self.heads = root, True
         self.chunk, self.memory = chunk, memory
         self.named = list(model.named_parameters())
@@ -309,7 +312,8 @@ class Run:
         layouts = self.layouts if inputs.n > 1 else [None] * len(forward.recorder.calls)
         forward.plain = self.root is None
         forward.directions = self._directions(forward.f, inputs.n)
-        return Products(forward, layouts, self.named, self.exact, self.buffers, self.heads)
+        kind = ShortProducts if self.short else Products
+        return kind(forward, layouts, self.named, self.exact, self.buffers, self.heads)
 
     def _directions(self, f: Tensor, n: int) -> Tensor | None:
         """What is measured of the outputs: [b, k, N], or None for each of them."""
@@ -344,6 +348,12 @@ class Run:
         if not self.chunks:
             raise FlatlensError("there are no samples (n = 0); give at least one")
         first, arrays = self.chunks[0], self._unpacked()
+        if self.short:
+            unknown = np.full(self.n, np.nan)
+            arrays["input",] = dict.fromkeys(("x_norm", "invariant"), unknown)
+            arrays["input",] |= {"singular": unknown[:, None], "rank": np.full(self.n, -1)}
+            for name, _ in self.named:
+                arrays["parameter", name]["adaptive"] = unknown
         names = self._names([layer.map for layer in first.layers])
         extra = None
         if first.first is not None:

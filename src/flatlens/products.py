@@ -134,11 +134,7 @@ class Products:
 
     def _plan_spectra(self) -> None:
         """A (total) and B (through the layer) of each call; B apart only where it can differ."""
-        self.inputs = [
-            self._collect(edge, Layout(), t[0].numel())
-            for edge, t in zip(self.forward.edges, self.forward.fed, strict=True)
-        ]
-        self.out = [self._want(c.out) for c in self.calls]
+        self._plan_outputs(with_input=True)
         self.total: list[int] = []
         self.through: list[int] = []
         self.reads_input: list[bool] = []
@@ -154,6 +150,12 @@ class Products:
             self.reads_input.append(reads)
             self.beside_input.append(beside)
             self.below.append(below)
+
+    def _plan_outputs(self, with_input: bool) -> None:
+        """The network's input, and what each call gives."""
+        fed = list(zip(self.forward.edges, self.forward.fed, strict=True)) if with_input else []
+        self.inputs = [self._collect(edge, Layout(), t[0].numel()) for edge, t in fed]
+        self.out = [self._want(c.out) for c in self.calls]
 
     def _total(self, call: Call) -> tuple[GradientEdge, bool, bool, bool, int]:
         """The edge of A, and: is A = B for nobody else reads x^l? is x^l the network's input? does
@@ -232,10 +234,7 @@ class Products:
 
         ``again``: keep the graph, for other ``directions`` will follow.
         """
-        direct = None if self.head is None else self._direct()
-        rows = self._rows(again)
-        if self.head is not None and direct is not None:
-            self._check_head(self.head, direct, rows)
+        rows = self._checked_rows(again)
         columns: dict[Key, Tensor] = {("output",): self.f.detach()}
         columns |= {("input", k): v for k, v in self._input(rows).items()}
         spectra = [
@@ -279,6 +278,15 @@ class Products:
             sums=sums,
             first=None if first is None else self.positions[first].W,
         )
+
+    def _checked_rows(self, again: bool) -> dict[int, Tensor]:
+        """The rows at each edge; those of a head are compared with one product without it."""
+        if self.head is None:
+            return self._rows(again)
+        direct = self._direct()
+        rows = self._rows(again)
+        self._check_head(self.head, direct, rows)
+        return rows
 
     def _direct(self) -> Tensor:
         """df/dx along one mixture of all rows, without the head's directions: [b, M]."""
@@ -336,16 +344,16 @@ class Products:
                     "layers; switch that off while measuring"
                 ) from error
             for k, (layout, _) in self.rows.items():
-                g: Tensor | None = grads[k]
-                if g is None:
+                if grads[k] is None:
                     rows[k][:, v] = 0
                 else:
-                    g = g.to_dense() if g.is_sparse else g
+                    g = grads[k].to_dense() if grads[k].is_sparse else grads[k]
                     rows[k][:, v] = split(g, layout, B).flatten(1)
+                    del g
             for i, (k, positions) in enumerate(zip(self.out, self.positions, strict=True)):
                 if self.head is None or i != self.head.call:
                     positions.take(v, grads[k])
-            del grads, g  # the next ones go where these were
+            del grads  # the next ones go where these were
         if self.head is not None:
             for v in range(self.outputs):
                 self.positions[self.head.call].take(v, self.head.jacobian[:, v])

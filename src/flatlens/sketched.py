@@ -3,8 +3,8 @@
 - Sums of squares (sharpness, its split, untied and adaptive) are means over random output
   directions v of +-1: E ||grad (v . f)||^2 = ||grad f||_F^2. First derivatives only, through the
   same rules as the exact pass; the spread over directions is the standard error.
-- Largest singular values come from Lanczos on A A^T per sample and layer, with products by A from
-  the second derivative of v . f (attention then runs its plain kernel, which has one).
+- Largest singular values come from block Lanczos on A A^T per sample and layer, with products by A
+  from the second derivative of v . f (attention then runs its plain kernel, which has one).
 - The participation ratio is (tr G)^2 / tr G^2 of G = A A^T, both from random directions.
 
 Where a head narrower than the outputs makes the exact pass as cheap, that one is taken.
@@ -44,6 +44,9 @@ MAX_STEPS = 100
 EXACT_ENOUGH = 64  # products that are never worth estimating
 TIMES_DEARER = 4  # an exact pass may cost this much more than a sketch before that is taken
 MOMENTS = 4  # random directions for a layer's participation ratio
+KEPT = 4  # a second derivative keeps as much as this many rows of all layers
+LOOK = 5  # what Lanczos and the moments of a layer cost, in products with all their algebra
+SPECTRA = 1000  # so many products double their cost: all inner products of their rows are taken
 
 
 def sketch(
@@ -67,7 +70,8 @@ def sketch(
         model: as for ``probe``; so are x, chunk, memory, output and weight_norm.
         directions: random output directions per sample.
         seed: of the directions; a sample has its own, the same in any chunk, order or share.
-        rtol: add directions until the relative standard error of the sharpness is at most this.
+        rtol: add directions until the relative standard error of the sharpness is at most this;
+            exact where that would take as many as all products.
         top: singular values per sample and layer.
         tolerance: of Lanczos, relative to the squared singular value.
         layers: False looks for singular values at the network's input alone, which is many times
@@ -101,13 +105,16 @@ def sketch_batches(
     top: int = 3,
     tolerance: float = 1e-2,
     layers: bool = True,
+    layer_top: int | None = None,
     auto: bool = False,
     budget: float | None = None,
+    short: bool = False,
     **options: Any,
 ) -> Probe:
     """``sketch`` over batches of inputs, taken as they come.
 
-    ``auto``: exact where that is cheap enough, or within ``budget`` seconds; a note says which.
+    ``layer_top``: singular values of a layer, if not ``top``. ``auto``: exact where that is cheap
+    enough, or within ``budget`` seconds; a note says which. ``short``: sharpness alone, if exact.
     """
     if directions < 2:
         raise FlatlensError(f"directions={directions} give no standard error; use 2 or more")
@@ -118,9 +125,13 @@ def sketch_batches(
 
     run = partial(
         SketchRun, directions=directions, seed=seed, rtol=rtol, top=top, tolerance=tolerance,
-        layers=layers, auto=auto, budget=budget,
+        layers=layers, layer_top=layer_top or top, auto=auto, budget=budget, short=short,
     )  # fmt: skip
     return probe_batches(model, inputs, run=run, **options)
+
+
+class ExactIsCheaperError(Exception):
+    """The first chunk tells that rtol takes this many directions, no fewer than all products."""
 
 
 class SketchRun(Run):
@@ -140,35 +151,52 @@ class SketchRun(Run):
         rtol: float | None,
         top: int,
         tolerance: float,
-        layers: bool = True,
-        auto: bool = False,
-        budget: float | None = None,
+        layers: bool,
+        layer_top: int,
+        auto: bool,
+        budget: float | None,
+        short: bool,
     ) -> None:
-        super().__init__(model, dtype, output, chunk, memory, root)
+        super().__init__(model, dtype, output, chunk, memory, root, short=short)
         self.count, self.seed, self.rtol = directions, seed, rtol
         self.top, self.tolerance, self.spectra_of_layers = top, tolerance, layers
+        self.layer_top = layer_top
         self.auto, self.budget = auto, budget
         self.exactly = auto  # the exact pass is taken
+        self.exact_rows = 0  # its products
         self.used: list[int] = []
         self.replicates: list[dict[Key, Tensor]] = []  # per chunk: sums over samples, by direction
         self.seen: Counter[int] = Counter()  # equal samples: each has directions of its own
         self.sum, self.variance = 0.0, 0.0  # of the sharpness, over samples so far
         self.converged = True
 
+    def take(self, inputs: Inputs) -> None:
+        """Estimate one batch of inputs, or measure it exactly where that is no dearer."""
+        asked = self.chunk
+        try:
+            super().take(inputs)
+        except ExactIsCheaperError as why:
+            self.auto, self.count = False, why.args[0]
+            self.chunk, self.plan = asked, None
+            super().take(inputs)
+
     def _rows_needed(self, solo: Forward) -> int:
-        exact = super()._rows_needed(solo)
+        self.exact_rows = exact = super()._rows_needed(solo)
         self.exactly = exact <= (EXACT_ENOUGH if self.auto else self.count)
         if self.exactly and not self.auto:
-            self.notes.append(f"exact: {exact} products are no more than {self.count} directions")
+            why = "" if self.rtol is None else f" (rtol={self.rtol})"
+            told = f"exact: {exact} products are no more than {self.count} directions{why}"
+            self.notes.append(told)
         if self.auto and not (exact <= EXACT_ENOUGH and self.budget is None):
             self._choose(exact, solo)
-        return exact if self.exactly else self.count
+        self.short &= self.exactly
+        return exact if self.exactly else KEPT
 
     def _choose(self, exact: int, solo: Forward) -> None:
         """Exact or not, by the number of products each takes; say so."""
-        # A layer's Lanczos takes some 14 steps, an eighth of a product with all its algebra each.
-        sketched = self.count + 2 * (len(solo.recorder.calls) + 1)
-        self.exactly = exact <= max(EXACT_ENOUGH, TIMES_DEARER * sketched)
+        sketched = self.count + LOOK * (len(solo.recorder.calls) + 1)
+        cost = exact * (1 + exact / SPECTRA)
+        self.exactly = exact <= EXACT_ENOUGH or cost <= TIMES_DEARER * sketched
         told = f"{exact} products a sample against about {sketched}"
         if self.budget is not None:
             start = time.perf_counter()
@@ -235,6 +263,9 @@ class SketchRun(Run):
                     chunk = found
                 else:
                     _merge(chunk, found)
+            wanted = self._wanted(self._sharpness(series), count)
+            if wanted >= self.exact_rows and not self.chunks:
+                raise ExactIsCheaperError(round(wanted))
         for key, column in chunk.columns.items():
             if key[-1] in MEANS:
                 chunk.columns[key] = column / count
@@ -252,11 +283,20 @@ class SketchRun(Run):
         return torch.stack(shares).sum(0) if shares else torch.zeros(2)
 
     def _unsure(self, total: Tensor, count: int) -> bool:
-        """Whether this chunk needs more directions, so that all until here is known to rtol."""
-        if self.rtol is None or count + self.count > MAX_DIRECTIONS:
-            return False
-        variance = self.variance + float(total.var()) / count
-        return variance**0.5 > self.rtol * (self.sum + float(total.mean()))
+        """Whether this chunk needs more directions, and may have them."""
+        return self._wanted(total, count) > count and count + self.count <= self._limit
+
+    @property
+    def _limit(self) -> int:
+        return min(MAX_DIRECTIONS, self.exact_rows)
+
+    def _wanted(self, total: Tensor, count: int) -> float:
+        """About how many directions of this chunk make all until here known to rtol."""
+        if self.rtol is None:
+            return 0.0
+        variance = float(total.var())
+        target = (self.rtol * (self.sum + float(total.mean()))) ** 2 - self.variance
+        return 0.0 if variance == 0 else variance / target if target > 0 else np.inf
 
     # -- spectra ---------------------------------------------------------------------------------
 
@@ -275,7 +315,8 @@ class SketchRun(Run):
                 r = min(draw.width, sum(plan.rows[k][1] for k in edges))
                 if self.spectra_of_layers or edges == plan.inputs:
                     gram = _gram(f, [plan.edges[k] for k in edges], [backs[k] for k in edges], v0)
-                    found[key] = self._look(draw.through(gram), draw, r, moments)
+                    top = self.top if edges == plan.inputs else self.layer_top
+                    found[key] = self._look(draw.through(gram), draw, r, min(top, r), moments)
                 else:
                     found[key] = _unknown(len(f), r, v0.device)
             return found[key]
@@ -299,10 +340,10 @@ class SketchRun(Run):
         return columns
 
     def _look(
-        self, gram: Callable[[Tensor], Tensor], draw: _Signs, r: int, moments: int
+        self, gram: Callable[[Tensor], Tensor], draw: _Signs, r: int, top: int, moments: int
     ) -> dict[str, Tensor]:
         """Top singular values (NaN beyond), and the participation ratio from random directions."""
-        found = top_singular(gram, draw.next(), min(self.top, r), self.tolerance, MAX_STEPS)
+        found = top_singular(gram, draw.next(), top, self.tolerance, MAX_STEPS)
         self.converged = self.converged and bool(found.converged.all())
         singular = found.values.new_full((len(found.values), r), torch.nan)
         known = torch.where(found.converged, found.values, torch.nan)
@@ -336,7 +377,7 @@ class SketchRun(Run):
         notes = []
         errors = self._errors(p)
         if self.rtol is not None and errors["sharpness"] > self.rtol * sharpness(p):
-            notes.append(f"rtol={self.rtol} was not met within {MAX_DIRECTIONS} directions")
+            notes.append(f"rtol={self.rtol} was not met within {self._limit} directions")
         if not self.converged:
             notes.append(
                 f"Lanczos did not meet tolerance={self.tolerance} in {MAX_STEPS} steps: largest "

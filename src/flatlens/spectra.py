@@ -32,7 +32,7 @@ def singular_values(
     rows, columns = A.shape[1:]
     tolerance = rank_tolerance(A.dtype, rows, columns)
     block = max(1, BLOCK_ENTRIES // (rows * columns))
-    gram = torch.cat([_gram(part.double()) for part in A.split(block)])
+    gram = torch.cat([_gram(part) for part in A.split(block)])
     values = torch.linalg.eigvalsh(gram).flip(-1).clamp(min=0)
     s = values.sqrt()
     if tolerance**2 < 0.1 * GRAM_LIMIT:
@@ -44,7 +44,13 @@ def singular_values(
 
 
 def _gram(A: Float[Tensor, "b n m"]) -> Float[Tensor, "b r r"]:
-    return A @ A.mT if A.shape[1] <= A.shape[2] else A.mT @ A
+    """The smaller one of A A^T and A^T A, float64."""
+    long = 2 if A.shape[1] <= A.shape[2] else 1
+    total = A.new_zeros(len(A), *[min(A.shape[1:])] * 2, dtype=torch.float64)
+    for part in A.split(max(1, BLOCK_ENTRIES * A.shape[long] // A.numel()), long):
+        wide = part.double() if long == 2 else part.double().mT
+        total.baddbmm_(wide, wide.mT)
+    return total
 
 
 def spectral_norm(A: Float[Tensor, "b n m"]) -> Float[Tensor, " b"]:
