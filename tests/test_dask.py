@@ -74,7 +74,7 @@ def test_workers_that_do_not_see_the_disk_send_the_files(tmp_path, monkeypatch, 
         "checkpoint.safetensors", "config.json", "done", "lock", "records.jsonl"
     ]  # fmt: skip
     assert frame.groupby("run").size().tolist() == [3] * 4
-    monkeypatch.setattr(sweeps, "_engine", None)
+    monkeypatch.setattr(sweeps, "engine_of", None)
     assert sweep(BASE, GRID, **options).equals(frame)  # nothing is done twice
 
 

@@ -654,12 +654,14 @@ def test_it_fits_its_screen_and_colours(browser, plain, tmp_path, width, scheme)
 
 
 def test_a_change_of_the_scheme_recolours_the_plots(browser, plain):
+    from selenium.webdriver.support.wait import WebDriverWait
+
     opened(browser, plain)
     script = "return document.querySelector('.plot').layout.font.color"
     light = browser.execute_script(script)
     features = [{"name": "prefers-color-scheme", "value": "dark"}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    assert browser.execute_script(script) != light
+    WebDriverWait(browser, 30).until(lambda b: b.execute_script(script) != light)
 
 
 def test_hostile_names_do_nothing_in_a_browser(browser, zoo_report):

@@ -82,7 +82,7 @@ def test_curves_have_enough_records(name, scale):
     recipe = recipes()[name]
     if any(d.draw == "trends" for d in recipe.figures.values()):
         longest = max(recipe.configs(scale), key=lambda c: len(due_steps(c.measure, c.steps)))
-        assert len(due_steps(longest.measure, longest.steps)) >= (4 if scale == "smoke" else 40)
+        assert len(due_steps(longest.measure, longest.steps)) >= (4 if scale == "smoke" else 30)
 
 
 @pytest.mark.parametrize("name", FIGURES)
