@@ -29,6 +29,7 @@ import torch
 
 import flatlens as fl
 from flatlens.experiments.config import Config
+from flatlens.experiments.sweep import keeping_memory
 from flatlens.figures import style, trends
 
 GRID = {"lr": [0.05, 0.1, 0.2, 0.4, 0.8], "seed": [0, 1]}
@@ -58,12 +59,15 @@ def started(engine: str, workers: int) -> Iterator[dict[str, Any]]:
         return
     import distributed
 
-    with distributed.LocalCluster(
-        n_workers=workers,
-        threads_per_worker=1,
-        dashboard_address="127.0.0.1:0",
-        silence_logs=logging.ERROR,
-    ) as cluster:
+    with (
+        keeping_memory(),
+        distributed.LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            dashboard_address="127.0.0.1:0",
+            silence_logs=logging.ERROR,
+        ) as cluster,
+    ):
         yield {**options, "address": cluster.scheduler_address}
 
 

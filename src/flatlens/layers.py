@@ -138,8 +138,10 @@ class Buffers:
         size, kept = prod(shape), self._kept.get(key)
         if kept is None or kept.numel() < size or kept.dtype != like.dtype:
             if like.device.type == "cpu":
-                whole = np.empty(size * like.element_size(), np.uint8)
-                kept = torch.from_numpy(whole).view(like.dtype)
+                need = size * like.element_size()
+                whole = np.empty(need + 64, np.uint8)
+                start = -whole.ctypes.data % 64  # aligned, as torch's own memory is
+                kept = torch.from_numpy(whole[start : start + need]).view(like.dtype)
             else:
                 kept = like.new_empty(size)
             self._kept[key] = kept
