@@ -20,21 +20,18 @@ random weights, float32; the truth is the exact pass. The numbers behind both ar
 from __future__ import annotations
 
 import argparse
-import io
 import json
-import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import torch
 import torch.nn.functional as F
+from inequalities import image, write
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -301,27 +298,6 @@ def draw_sharpness(results: list[dict[str, Any]]) -> Figure:
     )
     axes[-1].legend(frameon=False, fontsize="small", loc="lower left")
     return figure
-
-
-# ------------------------------------------------------------------ files
-
-
-def image(figure: Figure, kind: str) -> bytes:
-    stream = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "flatlens", "svg.fonttype": "none"}):
-        metadata = {"Date": None} if kind == "svg" else None
-        figure.savefig(stream, format=kind, dpi=150, metadata=metadata)
-    return stream.getvalue()
-
-
-def write(path: Path, content: bytes) -> None:
-    """Whole or not at all: written beside its place, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    with os.fdopen(handle, "wb") as stream:
-        stream.write(content)
-    Path(name).chmod(0o644)
-    Path(name).replace(path)
 
 
 def facts(options: argparse.Namespace) -> dict[str, Any]:

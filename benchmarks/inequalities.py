@@ -20,10 +20,8 @@ import argparse
 import copy
 import io
 import json
-import os
 import platform
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +39,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.experiments.data import Data, load
+from flatlens.experiments.files import replacing
 from flatlens.experiments.models import build
 
 LR, BATCH, TRAIN, SAMPLES = 0.2, 20, 1_000, 100
@@ -458,16 +457,9 @@ def image(figure: Figure, kind: str) -> bytes:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Whole or not at all: written beside its place, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        Path(name).chmod(0o644)  # mkstemp's 600 would stay otherwise
-        Path(name).replace(path)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    """Whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def parse() -> argparse.Namespace:

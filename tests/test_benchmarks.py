@@ -14,6 +14,7 @@ if not FOLDER.exists():
 sys.path.insert(0, str(FOLDER))
 
 import cells  # noqa: E402
+import estimators  # noqa: E402
 import guard  # noqa: E402
 import peers  # noqa: E402
 import sides  # noqa: E402
@@ -252,3 +253,11 @@ def test_plans_cover_what_they_promise():
     assert {1, 100, 1000} <= {cell.samples for cell in default}
     assert {cell.threads for cell in default} == {1, 2}
     assert set(cells.PLANS["guard"]) <= set(default)
+
+
+def test_each_direction_of_the_sketch_that_is_timed():
+    x = torch.randn(3, 50)
+    each = estimators.sketched(torch.nn.Linear(50, 40), x, directions=5, seed=0)
+    # ||grad (v . f)||^2 = ||v||^2 (||x||^2 + 1), whatever the signs of v
+    want = 40 * (x.double().square().sum(1) + 1).mean()
+    assert each == pytest.approx([float(want)] * 5, rel=1e-5)

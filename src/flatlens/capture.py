@@ -419,7 +419,7 @@ def _affine(
     return normed
 
 
-def _channels(x: Tensor) -> tuple[int, ...]:
+def channels(x: Tensor) -> tuple[int, ...]:
     return (x.shape[1], *(1,) * (x.dim() - 2))
 
 
@@ -455,7 +455,7 @@ def _group_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     normed = F.group_norm(input, num_groups, None, None, eps)
-    return _affine(recorder, normed, weight, bias, _channels(input))
+    return _affine(recorder, normed, weight, bias, channels(input))
 
 
 def _batch_norm(
@@ -480,7 +480,7 @@ def _batch_norm(
     if running_mean is None or running_var is None:  # torch says what it needs
         return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     normed = standardised(input, running_mean, running_var, eps)
-    return _affine(recorder, normed, weight, bias, _channels(input))
+    return _affine(recorder, normed, weight, bias, channels(input))
 
 
 def standardised(input: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
@@ -489,7 +489,7 @@ def standardised(input: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor
     For one sample torch's own backward pass is wrong where the gradient arrives with channels last
     (torch 2.13 on the CPU).
     """
-    view = _channels(input)
+    view = channels(input)
     return (input - mean.reshape(view)) * (var.reshape(view) + eps).rsqrt()
 
 
@@ -507,11 +507,11 @@ def _instance_norm(
     normed = F.instance_norm(
         input, running_mean, running_var, None, None, use_input_stats, momentum, eps
     )
-    return _affine(recorder, normed, weight, bias, _channels(input))
+    return _affine(recorder, normed, weight, bias, channels(input))
 
 
 def _prelu(recorder: Recorder, input: Tensor, weight: Tensor) -> Tensor:
-    view = _channels(input) if weight.numel() > 1 else (1,) * max(input.dim() - 1, 0)
+    view = channels(input) if weight.numel() > 1 else (1,) * max(input.dim() - 1, 0)
     slope = recorder.per_sample(weight, input.shape, recorder.new_event(input.shape), view)
     return torch.where(input > 0, input, slope * input)
 

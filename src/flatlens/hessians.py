@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from flatlens.capture import standardised
+from flatlens.capture import channels, standardised
 from flatlens.errors import FlatlensError, first_line
 from flatlens.estimates import VECTORS
 from flatlens.guard import in_float, original, untouched
@@ -120,7 +120,7 @@ def _batch_norm(
 ) -> Tensor:
     if training or running_mean is None or running_var is None:
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-    view = (-1, *(1,) * (input.dim() - 2))
+    view = channels(input)
     z = standardised(input, running_mean, running_var, eps)
     z = z if weight is None else z * weight.reshape(view)
     return z if bias is None else z + bias.reshape(view)

@@ -13,7 +13,7 @@ fixed overlapping sum: its u is the input as it stands and its J the patches of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -344,18 +344,22 @@ def weight_gradient(calls: list[Positions], invariant: bool = False) -> WeightSu
     else:
         route, entries = _by_forming, N * i * o
     block = max(1, BLOCK_ENTRIES // (g * entries))
-    parts, W2 = [], W.square()
-    for s in range(0, calls[0].batch, block):
-        J = [c.J[s : s + block] for c in calls]
-        u = [c.u[s : s + block] for c in calls]
-        joined = (J[0], u[0]) if len(calls) == 1 else (torch.cat(J, -1), torch.cat(u, -1))
-        parts.append(route(*joined, W, W2, invariant))
+    W2 = W.square()
+    parts = [route(*joined, W, W2, invariant) for joined in blocks(calls, block)]
     return WeightSums(*(torch.cat(found) for found in zip(*parts, strict=True)))
 
 
 Rows = Float[Tensor, "b g No T"]
 Patches = Float[Tensor, "b g i T"]
 Weight = Float[Tensor, "g o i"]
+
+
+def blocks(calls: list[Positions], block: int) -> Iterator[tuple[Rows, Patches]]:
+    """J and u of some samples at a time, the positions of all calls side by side."""
+    for s in range(0, calls[0].batch, block):
+        J = [c.J[s : s + block] for c in calls]
+        u = [c.u[s : s + block] for c in calls]
+        yield (J[0], u[0]) if len(calls) == 1 else (torch.cat(J, -1), torch.cat(u, -1))
 
 
 def _by_outer(J: Rows, u: Patches, W: Weight, W2: Weight, _: bool) -> tuple[Tensor, ...]:
@@ -375,8 +379,8 @@ def _by_forming(J: Rows, u: Patches, W: Weight, W2: Weight, invariant: bool) -> 
     inputs = min(i, max(FEWEST_INPUTS, BLOCK_ENTRIES // (b * g * N * o)))
     directions = max(1, BLOCK_ENTRIES // (b * g * inputs * o))
     for rows in J.split(directions * o, 2):
-        blocks = (t.split(inputs, dim) for t, dim in ((u, 2), (W.mT, 1), (W2.mT, 1)))
-        for part, w, w2 in zip(*blocks, strict=True):
+        parts = (t.split(inputs, dim) for t, dim in ((u, 2), (W.mT, 1), (W2.mT, 1)))
+        for part, w, w2 in zip(*parts, strict=True):
             grad = (part @ rows.mT).unflatten(3, (-1, o))  # [b, g, inputs, directions, o]
             if invariant:
                 sums[2] += summed((grad * w.unsqueeze(2)).sum(4).square())

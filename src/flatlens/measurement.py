@@ -217,8 +217,7 @@ def measure(
     short = plain and method != "sketch" and one_pass == ["sharpness"] and not own
     look: Callable[..., Probe] = partial(probe_batches, run=partial(Run, short=short))
     if method != "exact":
-        options |= {"short": short}
-        options |= {"directions": directions, "seed": seed, "rtol": rtol}
+        options |= {"directions": directions, "seed": seed, "rtol": rtol, "short": short}
         options |= {"auto": method == "auto", "budget": budget, "layer_top": 1}
         look = sketch_batches
     found: list[Any] = []

@@ -6,12 +6,12 @@ its gradient is never formed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from flatlens.layers import BLOCK_ENTRIES, CANCELLED, Patches, Positions, Rows, summed
+from flatlens.layers import BLOCK_ENTRIES, CANCELLED, Patches, Positions, Rows, blocks, summed
 from flatlens.products import TINY, Chunk, Key, Products
 
 
@@ -58,17 +58,7 @@ def squared_norm(calls: list[Positions]) -> Tensor:
     else:
         route, entries = _by_forming, rows * i
     block = max(1, BLOCK_ENTRIES // (calls[0].u.shape[1] * entries))
-    return torch.cat([route(*part) for part in _blocks(calls, block)])
-
-
-def _blocks(calls: list[Positions], block: int) -> Iterator[tuple[Rows, Patches]]:
-    double = any(c.u.dtype == torch.float64 for c in calls)
-    for s in range(0, calls[0].batch, block):
-        J, u = (
-            torch.cat(parts, -1) if len(parts) > 1 else parts[0]
-            for parts in ([c.J[s : s + block] for c in calls], [c.u[s : s + block] for c in calls])
-        )
-        yield (J.double(), u.double()) if double else (J, u)
+    return torch.cat([route(*part) for part in blocks(calls, block)])
 
 
 def _outer(J: Rows, u: Patches) -> Tensor:

@@ -151,11 +151,11 @@ class SketchRun(Run):
         rtol: float | None,
         top: int,
         tolerance: float,
-        layers: bool,
-        layer_top: int,
-        auto: bool,
-        budget: float | None,
-        short: bool,
+        layers: bool = True,
+        layer_top: int = 1,
+        auto: bool = False,
+        budget: float | None = None,
+        short: bool = False,
     ) -> None:
         super().__init__(model, dtype, output, chunk, memory, root, short=short)
         self.count, self.seed, self.rtol = directions, seed, rtol

@@ -53,7 +53,7 @@ def correlations(df: pd.DataFrame, quantities: Sequence[str] | None = None) -> F
     (or "sqrt_sharpness"); by default the paper's nine, as far as they were recorded and finite.
     """
     last = records.ends(records.prepared(df))
-    chosen = _chosen(last, quantities)
+    chosen = present(last, quantities)
     keys, order = records.configurations(last), records.ordered(last)
     values = pd.DataFrame({name: records.numbers(last, name) for name in chosen})
     table = correlation_table(values, chosen, keys.tolist()).set_index(["x", "y"])
@@ -75,7 +75,7 @@ def correlations(df: pd.DataFrame, quantities: Sequence[str] | None = None) -> F
     return figure
 
 
-def _chosen(last: pd.DataFrame, quantities: Sequence[str] | None) -> list[str]:
+def present(last: pd.DataFrame, quantities: Sequence[str] | None) -> list[str]:
     if quantities is not None:
         records.require(last, quantities)
         chosen = list(quantities)

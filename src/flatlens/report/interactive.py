@@ -21,7 +21,7 @@ from flatlens.errors import FlatlensError
 from flatlens.experiments import records
 from flatlens.experiments.statistics import Estimate, correlation_table
 from flatlens.figures import style
-from flatlens.figures.correlations import _chosen, number
+from flatlens.figures.correlations import number, present
 from flatlens.figures.tightness import ORDER, SAME, one_configuration
 from flatlens.figures.tightness import PANELS as CHAINS
 from flatlens.figures.trends import PANELS, curves, interpolation
@@ -213,7 +213,7 @@ def tight(df: pd.DataFrame) -> tuple[list[tuple[Plot, list[Series]]], str]:
 def correlations(df: pd.DataFrame) -> tuple[Plot, Plot, pd.DataFrame, list[Series]]:
     """The matrix, the scatter of any two quantities, the table behind both."""
     last = records.ends(df)
-    names = _chosen(last, None)
+    names = present(last, None)
     keys = records.configurations(last)
     values = pd.DataFrame({name: records.numbers(last, name) for name in names})
     table = correlation_table(values, names, keys.tolist())
