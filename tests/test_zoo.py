@@ -12,6 +12,7 @@ from torch import nn
 from zoo import UNEVEN, ZOO
 
 import flatlens as fl
+from flatlens import products
 from flatlens.norms import lanczos_norm
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch about even kernels
@@ -207,15 +208,62 @@ def test_samples_that_make_different_calls_are_refused_or_right(name):
 
 @every_case
 def test_chunks_change_nothing(name):
-    whole = numbers(probed(name))
     for chunk in (1, 2):
-        case = ZOO[name]()
-        parts = numbers(fl.probe(case.model, case.x, output=case.output, chunk=chunk))
-        assert parts.keys() == whole.keys()
-        for key, value in parts.items():
-            # What vanishes by symmetry is other rounding noise in each chunk; bypass is relative.
-            scale = 1e-12 if key.endswith(("bypass", "chain")) else gradient_scale(name)
-            close(value, whole[key], f"{chunk} {key}", scale=scale + spread(whole, key))
+        same_numbers(name, chunk)
+
+
+@every_case
+def test_products_in_batches_change_nothing(name, monkeypatch):
+    monkeypatch.setattr(products, "MANY_PRODUCTS", 1)
+    monkeypatch.setattr(products, "BATCHED_ROWS", 6)
+    same_numbers(name)
+
+
+class Peeking(torch.autograd.Function):
+    """Its derivative looks at a value, which no batch of derivatives has."""
+
+    @staticmethod
+    def forward(_, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(_, g):
+        return 2 * g if float(g.sum()) >= 0 else 2 * g.clone()
+
+
+class Peeks(nn.Module):
+    def forward(self, x):
+        return Peeking.apply(x)
+
+
+@pytest.mark.parametrize("peeks", [False, True])
+def test_many_outputs_of_few_samples_go_in_batches_where_that_can_be(peeks, monkeypatch):
+    batched, calls = [], torch.autograd.grad
+
+    def counted(*args, is_grads_batched=False, **options):
+        batched.append(is_grads_batched)
+        return calls(*args, is_grads_batched=is_grads_batched, **options)
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 90), Peeks() if peeks else nn.Tanh(), nn.Linear(90, 80))
+    net, x = net.double(), torch.randn(3, 5, dtype=torch.float64)
+    t = oracle(net, x)
+    monkeypatch.setattr(torch.autograd, "grad", counted)
+    p = fl.probe(net, x)
+    assert (sum(batched), len(batched) - sum(batched) >= 80) == ((1, True) if peeks else (1, False))
+    close(p.input.singular, t.input.singular, "singular")
+    for got, want in zip(p.parameters, t.parameters, strict=True):
+        close(got.grad, want.grad, want.name)
+
+
+def same_numbers(name, chunk=None):
+    case, whole = ZOO[name](), numbers(probed(name))
+    found = numbers(fl.probe(case.model, case.x, output=case.output, chunk=chunk))
+    assert found.keys() == whole.keys()
+    for key, value in found.items():
+        # What vanishes by symmetry is other rounding noise each time; bypass is relative.
+        scale = 1e-12 if key.endswith(("bypass", "chain")) else gradient_scale(name)
+        close(value, whole[key], f"{chunk} {key}", scale=scale + spread(whole, key))
 
 
 def numbers(p) -> dict[str, np.ndarray]:

@@ -42,7 +42,8 @@ def find_head(
     jacobian = jacobian if rows is None else rows @ jacobian
     basis = torch.linalg.qr((jacobian @ call.map.matrix[0]).double()).Q.to(f.dtype)  # [b, k, d]
     directions = basis.mT if rows is None else basis.mT @ rows
-    return Head(len(calls) - 1, jacobian, basis, directions)
+    each = (t.expand(len(f), -1, -1) for t in (jacobian, basis, directions))
+    return Head(len(calls) - 1, *each)
 
 
 def products(graph: Graph, f: Tensor, call: Call, rows: Tensor | None = None) -> int | None:
@@ -82,11 +83,11 @@ def _separates(f: Tensor, call: Call) -> bool:
 
 
 def _jacobian(graph: Graph, f: Tensor, call: Call) -> Float[Tensor, "b N o"]:
-    """df/dz at the head, one row after another; where z is f, the identity."""
+    """df/dz at the head, one row after another; where z is f, one identity for all samples."""
     batch, N = f.shape
     below, _ = graph.unviewed(torch.autograd.graph.get_gradient_edge(f))
     if below.node is call.out.node:
-        return torch.eye(N, dtype=f.dtype, device=f.device).expand(batch, N, N)
+        return torch.eye(N, dtype=f.dtype, device=f.device).unsqueeze(0)
     rows = f.new_empty(batch, N, call.map.matrix.shape[1])
     for v in range(N):
         (g,) = torch.autograd.grad(f[:, v].sum(), [call.out], retain_graph=True)

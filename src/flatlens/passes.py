@@ -42,6 +42,7 @@ from flatlens.products import (
 from flatlens.short import ShortProducts
 
 WORKING_SET = 128 << 20  # bytes that a chunk may take by default: more is slower, not faster
+SHORT_SET = 48 << 20  # the same for sharpness alone, which keeps less
 FEWEST = 5  # samples of a default chunk if they take less than MOST: fewer are slower
 MOST = 1 << 30
 COUPLED = (
@@ -248,7 +249,8 @@ class Run:
             self.chunk = min(self.memory // size, self.chunk or n)
         elif self.chunk is None:
             fewest = max(1, min(FEWEST, MOST // size))
-            self.chunk = max(fewest, min(WORKING_SET // size, 100))
+            room = SHORT_SET if self.short else WORKING_SET
+            self.chunk = max(fewest, min(room // size, 100))
 
     def _one_at_a_time(self, why: str) -> None:
         assert self.plan is not None

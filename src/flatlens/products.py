@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,9 @@ from flatlens.norms import untied_norms
 from flatlens.spectra import singular_values, spectral_norm
 
 WIDEST_CROSSED = 4096  # Eq. 37 needs a matrix of (input entries)^2; beyond this it is left out
+# As many products of as few samples of a dense network are asked for in batches of so many rows.
+# Fewer products do not pay for what torch imports at the first batched one (0.3 s).
+MANY_PRODUCTS, FEW_SAMPLES, BATCHED_ROWS = 64, 32, 256
 TINY = 1e-8  # below this a derivative is squared in float64: in float32 its square may vanish
 Key = tuple[str | int, ...]  # ("layer", 2, "singular"), ("parameter", "fc.weight", "grad"), ...
 Share = tuple[Tensor, Tensor]  # ||df/dp||_F^2 and sum p^2 (df/dp)^2, per sample
@@ -329,27 +332,16 @@ class Products:
             k: self.buffers.get(("row", k), (B, self.N, entries), f)
             for k, (_, entries) in self.rows.items()
         }
-        for v in range(self.N):
-            picked = f[:, v] if self.directions is None else f * self.directions[:, v]
-            try:
-                grads = torch.autograd.grad(
-                    picked.sum(),
-                    self.edges,
-                    retain_graph=again or v + 1 < self.N,
-                    allow_unused=True,
-                )
-            except CheckpointError as error:
-                raise FlatlensError(
-                    "the model recomputes activations (gradient checkpointing), which hides its "
-                    "layers; switch that off while measuring"
-                ) from error
+        for v, grads in self._products(again):
             for k, (layout, _) in self.rows.items():
-                if grads[k] is None:
+                g = grads[k]
+                if g is None:
                     rows[k][:, v] = 0
                 else:
-                    g = grads[k].to_dense() if grads[k].is_sparse else grads[k]
-                    rows[k][:, v] = split(g, layout, B).flatten(1)
-                    del g
+                    whole = g.to_dense() if g.is_sparse else g
+                    rows[k][:, v] = split(whole, layout, B).flatten(1)
+                    del whole
+                del g
             for i, (k, positions) in enumerate(zip(self.out, self.positions, strict=True)):
                 if self.head is None or i != self.head.call:
                     positions.take(v, grads[k])
@@ -358,6 +350,53 @@ class Products:
             for v in range(self.outputs):
                 self.positions[self.head.call].take(v, self.head.jacobian[:, v])
         return rows
+
+    def _products(self, again: bool) -> Iterator[tuple[int, Sequence[Tensor | None]]]:
+        """The gradients at all edges, one output after another."""
+        many = self.N >= MANY_PRODUCTS and self.B <= FEW_SAMPLES
+        if many and all(p.dense for p in self.positions):
+            try:
+                yield from self._batched_products()
+                return
+            except RuntimeError:
+                pass  # some operation of the network cannot be batched
+        for v in range(self.N):
+            picked = self.f[:, v] if self.directions is None else self.f * self.directions[:, v]
+            try:
+                yield (
+                    v,
+                    torch.autograd.grad(
+                        picked.sum(),
+                        self.edges,
+                        retain_graph=again or v + 1 < self.N,
+                        allow_unused=True,
+                    ),
+                )
+            except CheckpointError as error:
+                raise FlatlensError(
+                    "the model recomputes activations (gradient checkpointing), which hides its "
+                    "layers; switch that off while measuring"
+                ) from error
+
+    def _batched_products(self) -> Iterator[tuple[int, Sequence[Tensor | None]]]:
+        """The same, several at a time: a product of few rows waits for the weights to be read."""
+        if self.directions is None:
+            directions = torch.eye(self.N, dtype=self.f.dtype, device=self.f.device).unsqueeze(1)
+        else:
+            directions = self.directions.movedim(1, 0)
+        v = 0
+        for part in directions.split(max(1, BATCHED_ROWS // self.B)):
+            several = torch.autograd.grad(
+                self.f,
+                self.edges,
+                part.expand(-1, *self.f.shape),
+                retain_graph=True,  # it may fail midway
+                allow_unused=True,
+                is_grads_batched=True,
+            )
+            for j in range(len(part)):
+                yield v + j, [None if g is None else g[j] for g in several]
+            v += len(part)
 
     def _spectrum(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Singular values and rank; those beyond the width of the head are zero."""
