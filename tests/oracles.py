@@ -239,7 +239,12 @@ class Recorder:
         return z.clone()  # what is done to z in place is done to the copy
 
     def linear(self, original):
-        return lambda input, weight, bias=None: self.record("linear", original, input, weight, bias)
+        def patched(input, weight, bias=None):
+            if bias is None or bias.shape == weight.shape[:1]:
+                return self.record("linear", original, input, weight, bias)
+            return self.record("linear", original, input, weight, None) + bias
+
+        return patched
 
     def addmm(self, original):
         """bias + x W with W a parameter, as transformers' Conv1D does it."""
@@ -248,8 +253,10 @@ class Recorder:
             return x @ w if b is None else original(b, x, w)
 
         def patched(bias, x, weight):
-            if not isinstance(weight, nn.Parameter) or bias.dim() != 1:
+            if not isinstance(weight, nn.Parameter):
                 return original(bias, x, weight)
+            if bias.shape != weight.shape[1:]:
+                return self.record("linear", run, x, weight, None, turned=True) + bias
             return self.record("linear", run, x, weight, bias, turned=True)
 
         return patched

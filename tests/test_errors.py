@@ -246,3 +246,92 @@ def test_recomputed_activations():
 
     with refused("checkpointing", "switch"):
         fl.probe(Checkpointed(), x)
+
+
+class Grows(nn.Module):
+    """Makes its last layer when it first sees what goes in."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), None
+
+    def forward(self, x):
+        z = self.a(x).tanh()
+        if self.b is None:
+            self.b = nn.Linear(z.shape[1], 2)
+        return self.b(z)
+
+
+def test_parameters_made_by_the_first_forward_pass_are_not_left_out():
+    net, x = Grows(), torch.ones(2, 3)
+    with pytest.raises(fl.FlatlensError, match=r"b\.weight, b\.bias did not exist"):
+        fl.measure(net, x)
+    assert set(fl.measure(net, x).coverage) == {"a.weight", "a.bias", "b.weight", "b.bias"}
+
+
+def test_lazy_modules_have_to_be_run_first():
+    net = nn.Sequential(nn.LazyLinear(2))
+    with pytest.raises(fl.FlatlensError, match=r"0\.weight, 0\.bias have no values yet"):
+        fl.measure(net, torch.ones(2, 3))
+    assert torch.nn.parameter.is_lazy(net[0].weight)
+
+
+class Root(nn.Module):
+    """Its derivative below zero is 0 times NaN."""
+
+    def forward(self, x):
+        return torch.where(x > 0, x.sqrt(), 0.0)
+
+
+@pytest.mark.parametrize("quantities", ["default", ["sharpness"]], ids=["all", "sharpness"])
+def test_a_gradient_that_is_not_finite_names_its_sample(quantities):
+    net = nn.Sequential(nn.Linear(2, 2, bias=False), Root())
+    with torch.no_grad():
+        net[0].weight.copy_(torch.eye(2))
+    x = torch.tensor([[1.0, 2.0], [1.0, 1.0], [-1.0, 3.0]])
+    fl.measure(net, x[:2], quantities=quantities)
+    with pytest.raises(fl.FlatlensError, match="gradient of sample 2 is not finite"):
+        fl.measure(net, x, quantities=quantities)
+
+
+def test_an_input_without_a_derivative_is_said():
+    class Detached(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.detach())
+
+    m = fl.measure(Detached(3, 2), torch.ones(2, 3))
+    assert m["mls"] == 0
+    assert any("no derivative by the input" in note for note in m.probe.notes)
+
+
+def test_reentrant_checkpointing_is_refused_in_words():
+    from torch.utils.checkpoint import checkpoint
+
+    class Recomputed(nn.Linear):
+        def forward(self, x):
+            return super().forward(checkpoint(torch.tanh, x, use_reentrant=True))
+
+    with pytest.raises(fl.FlatlensError, match="gradient checkpointing"):
+        fl.measure(Recomputed(3, 2), torch.ones(2, 3))
+
+
+def test_complex_numbers_inside_are_refused():
+    class Turns(nn.Linear):
+        def forward(self, x):
+            return torch.nn.functional.linear(x + 0j, self.weight + 0j).abs()
+
+    with pytest.raises(fl.FlatlensError, match="complex"):
+        fl.measure(Turns(3, 2), torch.ones(2, 3))
+
+
+def test_a_memory_budget_counts_parameters_outside_the_layers():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.scale = nn.Linear(3, 4), nn.Parameter(torch.ones(4, 100_000))
+
+        def forward(self, x):
+            return (self.a(x)[:, :, None] * self.scale).mean(2)
+
+    with pytest.raises(fl.FlatlensError, match="more than memory="):
+        fl.measure(Scaled(), torch.ones(2, 3), memory=1 << 20)

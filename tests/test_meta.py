@@ -85,6 +85,11 @@ def unchecked(patch) -> None:
     patch(passes.Run, "_check_alone", lambda self, inputs, forward: None)
 
 
+def anyones_rows(patch) -> None:
+    """Do not look whose outputs a row reaches."""
+    patch(passes.Run, "_check_owners", lambda self, forward, some: None)
+
+
 def one_use_each(patch) -> None:
     """Believe that every parameter in the graph is used once."""
     count = capture.Graph.uses
@@ -116,8 +121,16 @@ BREAKS: dict[str, tuple[Callable | tuple, list[str]]] = {
     "no biases": (no_biases, ["plain_mlp", "lenet", "shared_bias"]),
     "no norm parameters": (no_norm_parameters, ["layernorm_on_tokens", "batchnorm2d_eval"]),
     "samples outside": (
-        (samples_outside, unchecked),
+        (samples_outside, unchecked, anyones_rows),
         ["tokens_time_major_folded", "images_folded_time_major_for_a_conv"],
+    ),
+    "anyone's rows": (
+        anyones_rows,
+        [
+            "a_row_looked_up_for_each_sample_of_which_the_first_serves_all",
+            "a_scale_applied_to_samples_in_reverse_and_forward",
+            "layer_norm_on_samples_in_the_order_of_their_sums",
+        ],
     ),
     "one use each": (
         one_use_each,

@@ -6,9 +6,12 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+import flatlens as fl
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "flatlens"
@@ -104,3 +107,12 @@ def test_constraints_pin_every_declared_dependency():
     declared = project["dependencies"] + [need for extra in extras.values() for need in extra]
     names = {normal(re.split(r"[\[<>=!~; ]", need)[0]) for need in declared} - {"flatlens"}
     assert names <= pins().keys()
+
+
+def test_lazy_names_are_what_the_type_checker_sees():
+    tree = ast.parse((ROOT / "src/flatlens/__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    for node in ast.walk(block):
+        if isinstance(node, ast.ImportFrom) and node.module != "flatlens":
+            for name in (alias.name for alias in node.names):
+                assert getattr(fl, name) is getattr(import_module(node.module), name), name

@@ -107,3 +107,34 @@ def test_tokens_are_measured_as_their_embeddings():
     assert m.coverage["0.weight"] == "rule"
     table.requires_grad_(False)
     assert fl.measure(net, IDS)["sharpness"] == pytest.approx(e["sharpness"], rel=1e-12)
+
+
+class Placed(nn.Module):
+    """Tokens and their places, from tables of the same width."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(9, 3), nn.Embedding(9, 3)
+        self.out = nn.Linear(3, 2)
+
+    def forward(self, ids):
+        places = torch.arange(ids.shape[1]).expand(len(ids), -1)
+        return self.out((self.words(ids) * self.places(places)).tanh()).mean(1)
+
+
+def test_places_that_happen_to_equal_the_tokens_are_no_input():
+    torch.manual_seed(0)
+    net, ids = Placed().double(), torch.tensor([[0, 1, 2, 3], [0, 1, 2, 3]])
+    whole = fl.measure(net, ids)
+    assert whole.probe.M == 12
+    for chunk in (1, 2):
+        assert fl.measure(net, ids, chunk=chunk)["mls"] == pytest.approx(whole["mls"], rel=1e-12)
+    assert fl.measure(net, ids[:1])["mls"] == pytest.approx(whole["mls"], rel=1e-12)
+
+
+def test_a_mask_of_floats_is_no_input():
+    model, output = bert()
+    x = {"input_ids": IDS, "attention_mask": MASK}
+    whole = fl.measure(model.double().eval(), x, output=output)
+    masked = fl.measure(model, x | {"attention_mask": MASK.double()}, output=output)
+    assert (masked.probe.M, masked["mls"]) == (whole.probe.M, pytest.approx(whole["mls"]))

@@ -518,6 +518,49 @@ def test_weights_that_the_forward_itself_changes_are_put_back():
     assert torch.equal(case.model.emb.weight, before)
 
 
+def test_buffers_that_the_forward_replaces_are_put_back():
+    class Counts(nn.Linear):
+        def __init__(self):
+            super().__init__(3, 2)
+            self.register_buffer("count", torch.zeros(()))
+            self.register_buffer("last", None)
+
+        def forward(self, x):
+            self.count, self.last = self.count + 1, x.detach()
+            return super().forward(x)
+
+    net = Counts()
+    fl.measure(net, torch.ones(2, 3))
+    assert (float(net.count), net.last) == (0.0, None)
+    assert set(net.state_dict()) == {"weight", "bias", "count"}
+
+
+def test_hooks_on_a_parameter_neither_run_nor_count():
+    class Product(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.p = nn.Linear(3, 3), nn.Parameter(torch.ones(3, 2))
+
+        def forward(self, x):
+            return self.a(x) @ self.p
+
+    net, x, seen = Product(), torch.ones(2, 3), []
+    plain = fl.measure(net, x)["sharpness"]
+    net.p.register_hook(lambda g: seen.append(1) or 0.1 * g)
+    assert fl.measure(net, x)["sharpness"] == plain
+    assert not seen
+    net(x).sum().backward()
+    assert seen == [1]
+
+
+def test_digits_are_those_of_the_parameters():
+    net = nn.Linear(6, 1)
+    net.register_buffer("scale", torch.ones(1, dtype=torch.float64))
+    m = fl.measure(net, torch.rand(1, 6))
+    assert m.probe.dtype == torch.float32
+    assert all(row.holds for row in m.bounds if row.verdict == "theorem")
+
+
 def test_half_precision_is_measured_in_float32_and_says_so():
     case = ZOO["plain_mlp"]()
     model, x = case.model.bfloat16(), case.x.bfloat16()

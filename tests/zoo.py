@@ -2153,3 +2153,136 @@ def table_used_as_head():
         return F.linear(torch.tanh(s.mix(x + s.table(tokens))).mean(1), s.table.weight)
 
     return embedded(run, table=nn.Embedding(5, 2))
+
+
+# -- whose row is it? ------------------------------------------------------------
+
+
+def positions(run: Callable[..., Any], **parts: Any) -> Case:
+    return made(Net(run, out=nn.Linear(2, 3), **parts), 4, 3, 2)
+
+
+@case
+def positions_looked_up_for_all_and_then_indexed():
+    def run(s, x):
+        return s.out(torch.tanh(x + s.places(torch.arange(3)[None])[0])).mean(1)
+
+    return positions(run, places=nn.Embedding(4, 2))
+
+
+@case
+def positions_looked_up_for_all_and_then_averaged():
+    def run(s, x):
+        return s.out(torch.tanh(x + s.places(torch.arange(3)[None]).mean(0))).mean(1)
+
+    return positions(run, places=nn.Embedding(4, 2))
+
+
+@case
+def positions_looked_up_for_all_and_then_viewed():
+    def run(s, x):
+        return s.out(torch.tanh(x + s.places(torch.arange(3)[None]).view(3, 2))).mean(1)
+
+    return positions(run, places=nn.Embedding(4, 2))
+
+
+@case
+def positions_looked_up_for_all_and_read_twice():
+    def run(s, x):
+        places = s.places(torch.arange(3)[None])
+        return s.out(torch.tanh(x + places)).mean(1) * places.sum()
+
+    return positions(run, places=nn.Embedding(4, 2))
+
+
+@case
+def positions_looked_up_for_all_without_a_batch():
+    def run(s, x):
+        return s.out(torch.tanh(x + s.places(torch.arange(3)))).mean(1)
+
+    return positions(run, places=nn.Embedding(4, 2))
+
+
+@case
+def a_row_looked_up_for_each_sample_of_which_the_first_serves_all():
+    def run(s, x):
+        return s.out(torch.tanh(x + s.places(torch.zeros(len(x), dtype=torch.long))[0])).mean(1)
+
+    return positions(run, places=nn.Embedding(4, 2))
+
+
+@case
+def a_parameter_expanded_to_the_batch_of_which_the_first_serves_all():
+    def run(s, x):
+        return s.out(x * s.hyper(s.p.expand(len(x), -1))[0]).mean(1)
+
+    return positions(run, p=parameter(3), hyper=nn.Linear(3, 2))
+
+
+@case
+def a_scale_applied_to_samples_in_reverse_and_forward():
+    def run(s, x):
+        return s.out(torch.tanh(x * s.p + (x.flip(0).square() * s.p).flip(0))).mean(1)
+
+    return positions(run, p=parameter(2))
+
+
+@case
+def layer_norm_on_samples_in_the_order_of_their_sums():
+    def run(s, x):
+        order = x.sum((1, 2)).argsort()
+        return s.out(s.norm(x[order])[order.argsort()] + s.norm(x.square())).mean(1)
+
+    return made(Net(run, norm=nn.LayerNorm(5), out=nn.Linear(5, 3)), 4, 2, 5)
+
+
+# -- a bias that is broadcast, a pad that is not the layer's ------------------------
+
+
+@case
+def bias_of_one_entry_for_all_outputs():
+    net = Net(lambda s, x: s.out(torch.tanh(F.linear(x, s.w, s.b))), w=parameter(4, 3))
+    net.b, net.out = parameter(1), nn.Linear(4, 2)
+    return made(net, 3, 3)
+
+
+@case
+def bias_of_one_entry_in_addmm():
+    net = Net(lambda s, x: s.out(torch.tanh(torch.addmm(s.b, x, s.w))), w=parameter(3, 4))
+    net.b, net.out = parameter(1), nn.Linear(4, 2)
+    return made(net, 3, 3)
+
+
+@case
+def bias_for_each_position():
+    net = Net(lambda s, x: s.out(torch.tanh(F.linear(x, s.w, s.b))).mean(1), w=parameter(4, 3))
+    net.b, net.out = parameter(2, 4), nn.Linear(4, 2)
+    return made(net, 3, 2, 3)
+
+
+@case
+def bias_computed_for_each_sample():
+    net = Net(lambda s, x: s.out(torch.tanh(F.linear(x, s.w, s.film(x)))), w=parameter(4, 3))
+    net.film, net.out = nn.Linear(3, 4), nn.Linear(4, 2)
+    return made(net, 3, 3)
+
+
+def padded_by_hand(between: Callable[[Tensor], Any]) -> Case:
+    def run(s, x):
+        wide = F.pad(x, (1, 1, 1, 1), "circular")
+        between(wide)
+        return s.out((s.own(x).mean((2, 3)) + s.plain(wide).mean((2, 3))).tanh())
+
+    own = nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular")
+    net = Net(run, own=own, plain=nn.Conv2d(2, 3, 3, padding=1), out=nn.Linear(3, 2))
+    return made(net, 3, 2, 3, 3)
+
+
+@case
+def padded_by_hand_and_again_by_the_layer():
+    return padded_by_hand(lambda wide: None)
+
+
+@case
+def padded_by_hand_overwritten_and_then_read():
+    return padded_by_hand(lambda wide: wide.mul_(3))

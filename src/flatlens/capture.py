@@ -119,6 +119,7 @@ class Lookup:
     edge: GradientEdge
     indices: Tensor
     padding: int  # the row without a gradient, or -1
+    source: GradientEdge | None = None  # of what was looked up once and copied for each sample
 
 
 @dataclass(frozen=True)
@@ -149,12 +150,19 @@ class Recorder(TorchFunctionMode):
         self.copies: list[Copies] = []
         self.lookups: list[Lookup] = []
         self.events: list[torch.Size] = []  # results that a parameter met in a broadcast
-        self._padded: dict[int, tuple[Tensor, Tensor, tuple[tuple[int, int], ...], str]] = {}
+        self._padded: dict[int, tuple[Tensor, int, Tensor, tuple[tuple[int, int], ...], str]] = {}
+        self._rows: dict[int, tuple[Tensor, Lookup | None]] = {}  # looked up; for all samples
+        self._derived = {id(t): t for t in tokens}  # integers made of them
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not torch.is_grad_enabled():  # no derivative passes here
             return func(*args, **kwargs)
+        if self.tokens:
+            return self._derive(self._seen(func, args, kwargs), args)
+        return self._seen(func, args, kwargs)
+
+    def _seen(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is F.linear:
             return self._linear(*args, **kwargs)
         if func in CONVS:
@@ -181,6 +189,8 @@ class Recorder(TorchFunctionMode):
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if weight.dim() != 2 or input.numel() == 0:  # a dot product, or nothing at all
             return F.linear(input, weight, bias)
+        if bias is not None and bias.shape != weight.shape[:1]:  # it is broadcast
+            return self._broadcast(torch.add, (self._linear(input, weight), bias), {})
         alias, total = self._alias(input)
         z = F.linear(alias, weight, bias)
         layer = LinearMap("linear", weight, bias, None, input.shape, z.shape)
@@ -202,8 +212,11 @@ class Recorder(TorchFunctionMode):
         options = {**dict(zip(names, rest, strict=False)), **options}
         kernel, dilation = weight.shape[2:], _each(options.get("dilation", 1), dims)
         pads, mode = _pads(padding, kernel, dilation, dims), "constant"
-        if padded := self._padded.get(id(input)):
-            _, input, pads, mode = padded
+        padded = None if any(map(any, pads)) else self._padded.get(id(input))
+        if padded and input._version == padded[1]:
+            _, _, input, pads, mode = padded
+        else:
+            padded = None
         geometry = Geometry(
             transposed,
             _each(stride, dims),
@@ -224,17 +237,17 @@ class Recorder(TorchFunctionMode):
         result = F.pad(input, pad, mode, value)
         if (tuple(pad), mode) in self.pad_modes:
             pairs = tuple((pad[i], pad[i + 1]) for i in range(len(pad) - 2, -1, -2))
-            self._padded[id(result)] = (result, input, pairs, mode)
+            self._padded[id(result)] = (result, result._version, input, pairs, mode)
         return result
 
     def _addmm(self, bias: Tensor, input: Tensor, weight: Tensor) -> Tensor:
         """A linear layer that keeps its weight as [d_in, d_out] (transformers' Conv1D)."""
         alias, total = self._alias(input)
-        z = torch.addmm(bias, alias, weight)
-        if bias.dim() != 1:
-            return z
-        layer = LinearMap("linear", weight, bias, None, input.shape, z.shape, turned=True)
-        return self._record(layer, input, alias, total, z)
+        own = bias if bias.shape == weight.shape[1:] else None  # else it is broadcast
+        z = alias @ weight if own is None else torch.addmm(own, alias, weight)
+        layer = LinearMap("linear", weight, own, None, input.shape, z.shape, turned=True)
+        given = self._record(layer, input, alias, total, z)
+        return given if own is not None else self._broadcast(torch.add, (given, bias), {})
 
     def _embedding(
         self,
@@ -252,7 +265,8 @@ class Recorder(TorchFunctionMode):
         if self._is_parameter(weight) and not (scale_grad_by_freq or sparse):
             z = self._rows_of(z, input, weight, padding_idx)
         flat = input.detach().flatten()
-        if not any(t.numel() == len(flat) and torch.equal(t.flatten(), flat) for t in self.tokens):
+        same = (t.numel() == len(flat) and torch.equal(t.flatten(), flat) for t in self.tokens)
+        if id(input) not in self._derived or not any(same):
             return z
         if not z.requires_grad:  # a frozen table
             z = z.detach().requires_grad_()
@@ -260,22 +274,47 @@ class Recorder(TorchFunctionMode):
         return z.clone()
 
     def _rows_of(self, z: Tensor, input: Tensor, weight: Tensor, padding: int | None) -> Tensor:
-        """Note a lookup; one for all samples (positions 0, 1, 2 ...) is made one for each."""
+        """Note a lookup; one for all samples (positions 0, 1, 2 ...) waits for its broadcast."""
         event, dims = self.new_event(z.shape), self.plan.batch_dims
-        if self.batch > 1:
-            if dims is None or event >= len(dims):
-                return z
-            if dims[event] is None and z.dim() > 2 and z.shape[0] == 1:
-                z = z.expand(self.batch, *z.shape[1:])
-                input = input.expand(self.batch, *input.shape[1:])
-            elif dims[event] != 0:
-                return z
-        indices = input.detach().reshape(self.batch, -1)
+        self._rows[id(z)] = (z, None)
+        if self.batch == 1:
+            dim: int | None = 0
+        elif dims is None or event >= len(dims) or z.dim() < 2:
+            return z
+        else:
+            dim = dims[event]
+        indices = input.detach().reshape(1 if dim is None else self.batch, -1)
         padding = -1 if padding is None else padding % len(weight)
-        self.lookups.append(Lookup(weight, get_gradient_edge(z), indices, padding))
+        lookup = Lookup(weight, get_gradient_edge(z), indices, padding)
+        if dim is None:
+            self._rows[id(z)] = (z, lookup)
+        elif dim == 0:
+            self.lookups.append(lookup)
         return z
 
+    def _rows_per_sample(self, z: Tensor, shape: torch.Size, event: int) -> Tensor:
+        """Rows looked up for all samples, one copy for each where they meet a whole batch."""
+        aligned, dims = (1,) * (len(shape) - z.dim()) + z.shape, self.plan.batch_dims
+        known = dims is not None and event < len(dims) and dims[event] == 0
+        found = self._rows[id(z)][1]
+        if found is None or not known or aligned[0] != 1 or shape[0] != self.batch:
+            return z
+        copies = z.reshape(aligned).expand(self.batch, *aligned[1:])
+        indices = found.indices.expand(self.batch, -1)
+        edge = get_gradient_edge(copies)
+        self.lookups.append(Lookup(found.parameter, edge, indices, found.padding, found.edge))
+        return copies
+
+    def _derive(self, result: Any, args: Any) -> Any:
+        """Remember integers that are made of an integer input."""
+        whole = isinstance(result, Tensor) and not result.is_floating_point()
+        if whole and any(id(a) in self._derived for a in args):
+            self._derived[id(result)] = result
+        return result
+
     def _alias(self, x: Tensor) -> tuple[Tensor, GradientEdge | None]:
+        if x.is_complex():
+            raise FlatlensError("a layer reads complex numbers; only real networks are measured")
         if not x.requires_grad:  # a constant feeds the layer: nothing else can be told about it
             return x.detach().requires_grad_(), None
         return x.view_as(x), get_gradient_edge(x)
@@ -359,12 +398,18 @@ class Recorder(TorchFunctionMode):
         return copies
 
     def _broadcast(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if not any(self._is_parameter(a) for a in args):
+        if not any(self._is_parameter(a) or id(a) in self._rows for a in args):
             return func(*args, **kwargs)
         shape = torch.broadcast_shapes(*(a.shape for a in args if isinstance(a, Tensor)))
         event = self.new_event(shape)
-        args = [self.per_sample(a, shape, event) if self._is_parameter(a) else a for a in args]
-        return func(*args, **kwargs)
+        each = []
+        for a in args:
+            if self._is_parameter(a):
+                a = self.per_sample(a, shape, event)
+            elif id(a) in self._rows:
+                a = self._rows_per_sample(a, shape, event)
+            each.append(a)
+        return func(*each, **kwargs)
 
     def _expand(self, func: Any, args: Any, kwargs: Any) -> Any:
         p, result = args[0], func(*args, **kwargs)

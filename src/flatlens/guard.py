@@ -25,15 +25,15 @@ def original(model: nn.Module) -> nn.Module:
 
 def in_float(model: nn.Module) -> tuple[nn.Module, torch.dtype, list[str]]:
     """The model to measure and its precision; a half-precision one is copied to float32."""
-    dtypes = {p.dtype for p in model.parameters()} | {
-        b.dtype for b in model.buffers() if b.is_floating_point() or b.is_complex()
-    }
+    own = {p.dtype for p in model.parameters()}
+    dtypes = own | {b.dtype for b in model.buffers() if b.is_floating_point() or b.is_complex()}
     if any(d.is_complex for d in dtypes):
         raise FlatlensError("the model has complex parameters; only real networks are measured")
     if any(d in HALF for d in dtypes):
         note = "half-precision parameters: measured on a float32 copy of the model"
         return copy.deepcopy(model).float(), torch.float32, [note]
-    return model, torch.float64 if torch.float64 in dtypes else torch.float32, []
+    double = (own or dtypes) == {torch.float64}  # what is coarsest limits the digits
+    return model, torch.float64 if double else torch.float32, []
 
 
 @contextlib.contextmanager
@@ -43,6 +43,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
     embeddings = [m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
     changing = [m.weight for m in embeddings if m.max_norm is not None]
     values = [(t, t.detach().clone()) for t in [*model.buffers(), *changing]]
+    buffers = [(m, dict(m._buffers)) for m in model.modules()]
+    hooked = [(p, p._backward_hooks) for p in model.parameters() if p._backward_hooks]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=devices))
@@ -54,10 +56,17 @@ def untouched(model: nn.Module) -> Iterator[None]:
         try:
             for module, _ in training:
                 module.training = False
+            for p, _ in hooked:  # they would change the gradient
+                p._backward_hooks = None
             yield
         finally:
             for module, flag in training:
                 module.training = flag
+            for p, hooks in hooked:
+                p._backward_hooks = hooks
+            for module, known in buffers:  # a forward pass may put others in their place
+                module._buffers.clear()
+                module._buffers.update(known)
             with torch.no_grad():
                 for tensor, value in values:
                     if not torch.equal(tensor, value):

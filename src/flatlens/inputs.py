@@ -53,8 +53,10 @@ class Inputs:
 
     @property
     def floating(self) -> list[Tensor]:
-        """The tensors that a derivative can be taken by."""
-        return [t for t in self.tensors if t.is_floating_point()]
+        """The tensors that a derivative is taken by; an argument called a mask is none."""
+        masks = {id(v) for k, v in zip(self.keys, self.values, strict=True) if "mask" in str(k)}
+        found = [t for t in self.tensors if t.is_floating_point()]
+        return [t for t in found if id(t) not in masks or len(self.tensors) == 1]
 
 
 ONE_BATCH = (Tensor, tuple, Mapping)  # anything else is an iterable of batches

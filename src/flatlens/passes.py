@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.parameter import is_lazy
 
 from flatlens.capture import Call, Graph, LinearMap, Plan, Recorder
 from flatlens.errors import FlatlensError
@@ -38,6 +39,7 @@ from flatlens.products import (
     NeedsEachOutputError,
     NeedsSinglesError,
     Products,
+    gradients,
 )
 from flatlens.short import ShortProducts
 
@@ -115,6 +117,11 @@ def probe_batches(
     if chunk is not None and chunk < 1:
         raise FlatlensError(f"chunk={chunk} is not a number of samples; give 1 or more")
     model, dtype, notes = in_float(original(model))
+    lazy = [name for name, p in model.named_parameters() if is_lazy(p)]
+    if lazy:
+        raise FlatlensError(
+            f"{', '.join(lazy)} have no values yet; run the model once on a sample before measuring"
+        )
     with untouched(model):
         taking = (run or Run)(model, dtype, output, chunk, memory, root)
         for batch in inputs:
@@ -141,6 +148,7 @@ class Run:
         self.root, self.heads = root, True
         self.chunk, self.memory = chunk, memory
         self.named = list(model.named_parameters())
+        self.known = {id(p) for _, p in self.named}
         self.plan: Plan | None = None
         self.layouts: list[Layout | None] = []
         self.chunks: list[Chunk] = []
@@ -193,6 +201,9 @@ class Run:
                 "the network calls other layers for other samples; measure samples that take the "
                 "same path together"
             )
+        for key, column in chunk.columns.items():
+            if key[0] == "parameter" and key[-1] == "grad":
+                check_finite(column, self.n, "gradient")
         columns = [column.reshape(len(column), -1).double() for column in chunk.columns.values()]
         block = torch.cat(columns, 1)
         if self.filled == 0:
@@ -212,7 +223,10 @@ class Run:
         if not calls:
             raise FlatlensError("the network calls no linear or convolutional layer to measure")
         clone = solo.recorder.overwritten()
-        self._choose_chunk(inputs.n, self._bytes_per_sample(calls, self._rows_needed(solo)))
+        self._choose_chunk(inputs.n, self._bytes_per_sample(solo.recorder, self._rows_needed(solo)))
+        nodes = Graph(solo.f).nodes
+        if not any(edge.node in nodes for edge in solo.edges):
+            self.notes.append("no derivative by the input (detached, or under no_grad): it is 0")
         self.layouts = [None] * len(calls)
         self.plan = Plan(None, clone)
         if inputs.n == 1:
@@ -232,7 +246,13 @@ class Run:
         for call, layout in zip(calls, self.layouts, strict=True):
             if layout is None:
                 self._one_at_a_time(f"which rows of {self._name(call.map)} are whose is unclear")
-                break
+                return
+        try:
+            few = self._forward(inputs.take(slice(0, 4)), self.plan)
+            for i in range(len(few.f)):
+                self._check_owners(few, slice(i, i + 1))
+        except NeedsSinglesError as why:
+            self._one_at_a_time(str(why))
 
     def _rows_needed(self, solo: Forward) -> int:
         """How many products the network takes."""
@@ -258,13 +278,21 @@ class Run:
         self.chunk, self.plan = 1, replace(self.plan, batch_dims=None)
         self.layouts = [None] * len(self.layouts)
 
-    def _bytes_per_sample(self, calls: Sequence[Call], N: int) -> int:
+    def _bytes_per_sample(self, recorder: Recorder, N: int) -> int:
         """An estimate of what one sample needs while its chunk runs."""
         entries = 0
-        for c in calls:
+        for c in recorder.calls:
             outputs, weight = prod(c.map.out_shape), c.map.weight
             unrolled = 0 if c.map.geometry is None else outputs // len(weight) * weight[0].numel()
             entries += (3 + N) * (c.x.numel() + outputs) + unrolled
+        maps = {id(t) for c in recorder.calls for t in (c.map.weight, c.map.bias)}
+        tables = {id(t.parameter) for t in recorder.lookups}
+        entries += sum(
+            (3 + N) * p.numel()
+            for _, p in self.named
+            if p.requires_grad and id(p) not in maps | tables
+        )
+        entries += sum((3 + N) * t.indices.numel() * t.parameter.shape[1] for t in recorder.lookups)
         return entries * torch.finfo(self.dtype).bits // 8 + N * N * 8
 
     # -- one chunk -------------------------------------------------------------------------------
@@ -279,6 +307,11 @@ class Run:
         if not values:
             values, edges = self._embedded(recorder, inputs.n)
         self.M = sum(t[0].numel() for t in values)
+        if made := [name for name, p in self.model.named_parameters() if id(p) not in self.known]:
+            raise FlatlensError(
+                f"{', '.join(made)} did not exist before the model was run; now they do: measure "
+                "it again"
+            )
         if not f.requires_grad:
             raise FlatlensError(
                 "the output does not depend differentiably on the input; it may be detached, "
@@ -312,7 +345,7 @@ class Run:
             forward = self._forward(inputs, self.plan)
         self._check_alone(inputs, forward)
         layouts = self.layouts if inputs.n > 1 else [None] * len(forward.recorder.calls)
-        forward.plain = self.root is None
+        forward.plain, forward.first = self.root is None, self.n
         forward.directions = self._directions(forward.f, inputs.n)
         kind = ShortProducts if self.short else Products
         return kind(forward, layouts, self.named, self.exact, self.buffers, self.heads)
@@ -328,7 +361,7 @@ class Run:
         assert self.plan is not None
         calls, batch = forward.recorder.calls, inputs.n
         some = slice(1, None, max(2, batch // 4 | 1))  # an odd step: even and odd places
-        few = self._forward(inputs.take(some), replace(self.plan, batch_dims=None))
+        few = self._forward(inputs.take(some), self.plan)
         if not close(forward.f[some], few.f):
             raise FlatlensError(COUPLED)
         if not len(calls) == len(few.recorder.calls) == len(self.layouts):
@@ -342,6 +375,34 @@ class Run:
             ):
                 name = self._name(call.map)
                 raise NeedsSinglesError(f"which rows of {name} are whose depends on the samples")
+        if len(few.f) > 1:
+            self._check_owners(few, slice(0, len(few.f) // 2))
+
+    def _check_owners(self, forward: Forward, some: slice) -> None:
+        """The outputs of some samples must reach no row that is another's."""
+        recorder, batch = forward.recorder, len(forward.f)
+        places = [(edge, Layout()) for edge in forward.edges]
+        if len(recorder.calls) != len(self.layouts):
+            raise NeedsSinglesError("the number of layer calls depends on the batch")
+        for call, layout in zip(recorder.calls, self.layouts, strict=True):
+            if layout is None or not layout.fits(call.x, batch):
+                raise NeedsSinglesError(f"which rows of {self._name(call.map)} are whose varies")
+            places += [(e, layout) for e in (call.out, call.through, call.total) if e is not None]
+        places += [(copies.edge, Layout(copies.dim)) for copies in recorder.copies]
+        places += [(lookup.edge, Layout()) for lookup in recorder.lookups]
+        mixed = (forward.f[some] * forward.f[some].detach().cos()).sum()
+        grads = gradients(mixed, [edge for edge, _ in places], True)
+        others = torch.ones(batch, dtype=torch.bool)
+        others[some] = False
+        for k, (grad, (_, layout)) in enumerate(zip(grads, places, strict=True)):
+            if grad is None:
+                continue
+            dense = grad.to_dense() if grad.is_sparse else grad
+            rows = layout.split(dense, batch).abs()
+            if rows[others].max() > 1e-6 * rows.max():
+                if k < len(forward.edges):
+                    raise FlatlensError(COUPLED)
+                raise NeedsSinglesError("rows of one sample reach the outputs of another")
 
     # -- putting it together ---------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointError
 from flatlens.capture import Call, Graph, LinearMap, Lookup, Recorder
 from flatlens.errors import FlatlensError
 from flatlens.heads import Head, find_head
+from flatlens.inputs import check_finite
 from flatlens.layers import Buffers, Layout, Positions, split, weight_gradient
 from flatlens.norms import untied_norms
 from flatlens.spectra import singular_values, spectral_norm
@@ -46,6 +47,7 @@ class Forward:
     f: Tensor
     directions: Tensor | None = None  # [b, k, N]: what is measured is this times f
     plain: bool = True  # what is measured is f itself, not R^T f of a loss
+    first: int = 0  # the number of its first sample
 
 
 @dataclass
@@ -206,7 +208,9 @@ class Products:
                 self.paths[name] = "rule"
                 edges = [self._collect(c.edge, Layout(c.dim), p.numel()) for c in copies]
                 self.rules[name] = (biases, edges)
-            elif uses == len(lookups):
+            elif uses == len(lookups) and all(
+                t.source is None or self.graph.alone(t.source) for t in lookups
+            ):
                 self.paths[name] = "rule"
                 layout = Layout() if self.B > 1 else None
                 self.tables[name] = [
@@ -297,7 +301,7 @@ class Products:
         f = self.f if rows is None else (rows @ self.f.unsqueeze(2)).squeeze(2)
         edges = [self.edges[k] for k in self.inputs]
         mixed = (f * _mixture(f)).sum()
-        grads = torch.autograd.grad(mixed, edges, retain_graph=True, allow_unused=True)
+        grads = gradients(mixed, edges, True)
         pairs = zip(grads, self.forward.fed, strict=True)
         return beside([(torch.zeros_like(t) if g is None else g).flatten(1) for g, t in pairs])
 
@@ -362,21 +366,7 @@ class Products:
                 pass  # some operation of the network cannot be batched
         for v in range(self.N):
             picked = self.f[:, v] if self.directions is None else self.f * self.directions[:, v]
-            try:
-                yield (
-                    v,
-                    torch.autograd.grad(
-                        picked.sum(),
-                        self.edges,
-                        retain_graph=again or v + 1 < self.N,
-                        allow_unused=True,
-                    ),
-                )
-            except CheckpointError as error:
-                raise FlatlensError(
-                    "the model recomputes activations (gradient checkpointing), which hides its "
-                    "layers; switch that off while measuring"
-                ) from error
+            yield v, gradients(picked.sum(), self.edges, again or v + 1 < self.N)
 
     def _batched_products(self) -> Iterator[tuple[int, Sequence[Tensor | None]]]:
         """The same, several at a time: a product of few rows waits for the weights to be read."""
@@ -400,7 +390,11 @@ class Products:
 
     def _spectrum(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Singular values and rank; those beyond the width of the head are zero."""
-        s, rank = singular_values(rows)
+        try:
+            s, rank = singular_values(rows)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            check_finite(rows, self.forward.first, "gradient")
+            raise
         missing = min(self.outputs, rows.shape[2]) - s.shape[1]
         return (s if missing == 0 else torch.nn.functional.pad(s, (0, missing))), rank
 
@@ -500,6 +494,21 @@ class Products:
             sums["curvature"] = positions.rows[:, 0].square().sum(1).mT @ u2
             sums["crossed"] = rows[self.total[i]].to(u2).square().sum(1).mT @ u2
         return invariant, sums
+
+
+def gradients(
+    scalar: Tensor, edges: Sequence[GradientEdge], retain: bool
+) -> Sequence[Tensor | None]:
+    """The derivatives at each edge."""
+    try:
+        return torch.autograd.grad(scalar, edges, retain_graph=retain, allow_unused=True)
+    except RuntimeError as error:
+        if not isinstance(error, CheckpointError) and "use_reentrant" not in str(error):
+            raise
+        raise FlatlensError(
+            "the model recomputes activations (gradient checkpointing), which hides its layers; "
+            "switch that off while measuring"
+        ) from error
 
 
 def beside(tensors: list[Tensor]) -> Tensor:
