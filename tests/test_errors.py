@@ -335,3 +335,11 @@ def test_a_memory_budget_counts_parameters_outside_the_layers():
 
     with pytest.raises(fl.FlatlensError, match="more than memory="):
         fl.measure(Scaled(), torch.ones(2, 3), memory=1 << 20)
+
+
+def test_samples_that_change_one_another_are_measured_alone_on_request():
+    net = Run(lambda layer, x: layer(x - x.mean(0) / 2))
+    with refused("other samples", "chunk=1"):
+        fl.measure(net, x)
+    each = [fl.measure(net, x[i : i + 1])["sharpness"] for i in range(len(x))]
+    assert fl.measure(net, x, chunk=1)["sharpness"] == pytest.approx(sum(each) / len(x))

@@ -49,7 +49,7 @@ FEWEST = 5  # samples of a default chunk if they take less than MOST: fewer are 
 MOST = 1 << 30
 COUPLED = (
     "the output of a sample changes with the other samples in its batch; samples must not depend "
-    "on one another (batch statistics, attention over the batch, ...)"
+    "on one another (batch statistics, attention over the batch, ...); chunk=1 measures each alone"
 )
 Root = Callable[[Tensor, slice], Tensor]  # outputs and which samples -> R^T of the loss, [b, k, N]
 NORMS = ("operator", "kernel", "frobenius")
@@ -72,7 +72,8 @@ def probe(
         model: any module; it is measured in evaluation mode and left exactly as found.
         x: a tensor with samples first, a tuple (positional) or dict (by name) of tensors, or an
             iterable of batches; a pair from an iterable is read as (inputs, targets).
-        chunk: samples at a time. By default chosen from the model.
+        chunk: samples at a time. By default chosen from the model. With 1 each is fed by itself,
+            also to a network in which those of a batch change one another.
         memory: bytes that the pass may use beyond the model and its inputs, instead of ``chunk``.
         output: key, index, attribute or function that selects f(x) from what the model returns.
         weight_norm: which norm is ``LayerProbe.norm``: "operator", "kernel" or "frobenius".
@@ -222,14 +223,14 @@ class Run:
         calls = solo.recorder.calls
         if not calls:
             raise FlatlensError("the network calls no linear or convolutional layer to measure")
-        clone = solo.recorder.overwritten()
+        clone, alone = solo.recorder.overwritten(), self.chunk == 1
         self._choose_chunk(inputs.n, self._bytes_per_sample(solo.recorder, self._rows_needed(solo)))
         nodes = Graph(solo.f).nodes
         if not any(edge.node in nodes for edge in solo.edges):
             self.notes.append("no derivative by the input (detached, or under no_grad): it is 0")
         self.layouts = [None] * len(calls)
         self.plan = Plan(None, clone)
-        if inputs.n == 1:
+        if inputs.n == 1 or alone:
             self.chunk = 1
             return
         pair = self._forward(inputs.take(slice(0, 2)), Plan())
