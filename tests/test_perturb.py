@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parametrizations
 from zoo import ZOO, Case, Net
 
 import flatlens as fl
@@ -56,8 +57,13 @@ def full_hessian(case, y, loss="half_squared"):
         return get_loss(loss)(f.reshape(len(f), -1), y).mean()
 
     theta = torch.cat([v.reshape(-1) for v in values.values()])
-    with sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
-        H = torch.autograd.functional.hessian(mean_loss, theta)
+    fused = torch._weight_norm  # its second derivative is wrong
+    torch._weight_norm = lambda v, g, dim: g * v / torch.norm_except_dim(v, 2, dim)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
+            H = torch.autograd.functional.hessian(mean_loss, theta)
+    finally:
+        torch._weight_norm = fused
     ends = np.cumsum([0, *sizes])
     rows = {name: slice(ends[i], ends[i + 1]) for i, name in enumerate(values)}
     return H, rows, theta
@@ -547,6 +553,34 @@ def test_relative_flatness_takes_the_closed_form_only_where_it_holds(name, close
     assert e.value == pytest.approx(petzka(case, y, used), rel=RTOL)
 
 
+class Turned(nn.Module):
+    """A linear layer that keeps its weight as [d_in, d_out]."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(linear.weight.detach().T.clone()), linear.bias
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x, self.weight)
+
+
+@pytest.mark.parametrize("out", [2, 3])  # where the weight is square its shape tells nothing
+@pytest.mark.parametrize("tail", [nn.Identity, nn.Sigmoid])
+@pytest.mark.parametrize("layer", ["2", "0"])
+def test_relative_flatness_of_a_turned_weight_is_that_of_the_linear_layer(out, tail, layer):
+    case = mlp(4, 3, out)
+    case.model.append(tail())
+    y = targets_of(case)
+    expected = petzka(case, y, f"{layer}.weight")
+    turned = nn.Sequential(Turned(case.model[0]), nn.Tanh(), Turned(case.model[2]), tail())
+    for model in (case.model, turned):
+        e = relative_flatness(model, case.x, y, layer=layer, directions=ALL)
+        assert e.value == pytest.approx(expected, rel=RTOL)
+        assert (e.passes == 0) == (tail is nn.Identity and layer == "2")
+        e = relative_flatness(model, case.x, y, layer=layer, directions=4)  # not all of H
+        assert e.value == pytest.approx(expected, abs=5 * e.se + RTOL * expected)
+
+
 def test_relative_flatness_refuses_what_has_no_such_layer():
     case, y = tanh_net()
     with pytest.raises(FlatlensError, match=r"no layer 'head'.*there are 0, 2, 4"):
@@ -627,6 +661,127 @@ def test_normalized_sharpness_does_not_change_when_neurons_are_rescaled():
         case.model[2].weight /= scale
     after = normalized_sharpness(case.model, case.x)
     assert after.per_layer == pytest.approx(before.per_layer, rel=1e-9)
+
+
+# -- second derivatives that torch has wrong -------------------------------------------------------
+
+
+def differences(case, y, h=1e-5):
+    """The Hessian of the mean loss by differences of gradients, column by column."""
+    model = case.model
+    theta = nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    def gradient(at):
+        nn.utils.vector_to_parameters(at, model.parameters())
+        mean = (model(case.x).flatten(1) - y).square().sum(1).mean() / 2
+        grads = torch.autograd.grad(mean, list(model.parameters()))
+        return torch.cat([g.flatten() for g in grads])
+
+    steps = h * torch.eye(len(theta)).to(theta)
+    H = torch.stack([(gradient(theta + e) - gradient(theta - e)) / (2 * h) for e in steps])
+    nn.utils.vector_to_parameters(theta, model.parameters())
+    return H, theta
+
+
+class Spelt(nn.Linear):
+    """A weight-normed layer that calls the operation by another name."""
+
+    def __init__(self, operation):
+        super().__init__(6, 3)
+        self.operation, self.g = operation, nn.Parameter(torch.rand(3, 1) + 0.5)
+
+    def forward(self, x):
+        return F.linear(x, self.operation(self.weight, self.g), self.bias)
+
+
+def conv(norm, dim):
+    return nn.Sequential(nn.Unflatten(1, (2, 3)), norm(nn.Conv1d(2, 3, 3), dim=dim), nn.Flatten())
+
+
+WEIGHT_NORMS = {
+    "parametrised": lambda: parametrizations.weight_norm(nn.Linear(6, 3)),
+    "by a hook": lambda: nn.utils.weight_norm(nn.Linear(6, 3)),
+    "columns": lambda: parametrizations.weight_norm(nn.Linear(6, 3), dim=1),
+    "whole": lambda: parametrizations.weight_norm(nn.Linear(6, 3), dim=None),
+    "conv": lambda: conv(parametrizations.weight_norm, 0),
+    "conv, inputs": lambda: conv(parametrizations.weight_norm, 1),
+    "conv by a hook": lambda: conv(nn.utils.weight_norm, 0),
+    "aten": lambda: Spelt(torch.ops.aten._weight_norm),
+    "aten default": lambda: Spelt(torch.ops.aten._weight_norm.default),
+    "named": lambda: Spelt(lambda v, g: torch._weight_norm(v=v, g=g)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.nn.utils.weight_norm. is deprecated")
+@pytest.mark.parametrize("name", WEIGHT_NORMS)
+def test_a_weight_normed_network_has_the_hessian_of_differences(name):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(WEIGHT_NORMS[name](), nn.Tanh(), nn.Linear(3, 2)).double()
+        case, y = Case(net, torch.randn(8, 6).double()), torch.randn(8, 2).double()
+    H, theta = differences(case, y)
+    for options in ({}, {"chunk": 3}, {"rtol": 1e-9}):
+        e = hessian_trace(net, case.x, y, **options)
+        assert e.value == pytest.approx(float(H.trace()), rel=1e-6)
+    e = adaptive_sharpness_hessian(net, case.x, y)
+    assert e.value == pytest.approx(float(theta @ (H.diagonal() * theta)), rel=1e-6)
+    e = lambda_max(net, case.x, y, rtol=1e-7)
+    assert float(e) == pytest.approx(float(torch.linalg.eigvalsh((H + H.T) / 2)[-1]), rel=1e-6)
+    e = adaptive_sharpness_sampled(net, case.x, y, rho=1e-3, rtol=0.05, limit=10**4)
+    assert e.value == pytest.approx(float(theta @ (H.diagonal() * theta)), abs=5 * e.se)
+
+
+class Scaled(torch.autograd.Function):
+    """a x, with both derivatives right, and that by a taken for a constant."""
+
+    @staticmethod
+    def forward(ctx, a, x):
+        ctx.save_for_backward(a, x)
+        return a * x
+
+    @staticmethod
+    def backward(ctx, g):
+        a, x = ctx.saved_tensors
+        return (g * x.detach()).sum(0), g * a
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    "estimate",
+    [
+        *(lambda *a, k=k: hessian_trace(*a, directions=k) for k in (ALL, 60, 4, 2)),
+        lambda *a: adaptive_sharpness_hessian(*a),
+        lambda *a: relative_flatness(*a, layer="a"),
+        lambda *a: lambda_max(*a),
+        lambda *a: lambda_max(*a, max_iter=1),
+    ],
+)
+def test_a_wrong_second_derivative_is_refused(estimate, dtype):
+    def run(s, x):
+        return s.b(Scaled.apply(s.a.weight[:, 0], torch.tanh(s.a(x))))
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = Net(run, a=nn.Linear(4, 8), b=nn.Linear(8, 2)).to(dtype)
+        x, y = torch.randn(5, 4).to(dtype), torch.randn(5, 2).to(dtype)
+    with pytest.raises(FlatlensError, match=r"not symmetric .*second derivative .* is wrong"):
+        estimate(net, x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("scale", [1, 30, 100, 1000])
+def test_a_hessian_that_is_rounding_alone_is_not_taken_for_a_wrong_one(scale, dtype):
+    """Cross-entropy far below what its precision resolves: no sample is near a boundary."""
+    case = mlp(10, 30, 3, n=400)
+    net = case.model.to(dtype)
+    with torch.no_grad():
+        top = net(case.x.to(dtype)).topk(2, 1).values
+        x = case.x[(top[:, 0] - top[:, 1]).argsort(descending=True)[:20]].to(dtype)
+        y = net(x).argmax(1)
+        net[2].weight *= scale
+    for estimate in (hessian_trace, adaptive_sharpness_hessian, lambda_max):
+        e = estimate(net, x, y, loss="cross_entropy")
+        assert scale == 1 or abs(e.value) < 1e-4
 
 
 # -- the top eigenvalue ----------------------------------------------------------------------------
@@ -817,3 +972,37 @@ def test_bad_input_is_refused_in_one_sentence(call, says):
     case, y = tanh_net()
     with pytest.raises(FlatlensError, match=says):
         call(case.model, case.x, y)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 4, 4), (1, 3, 1, 1)])  # torch refuses the second itself
+@pytest.mark.parametrize("batched", [False, True])
+def test_batch_statistics_of_a_single_sample_are_refused_as_by_measure(shape, batched):
+    norm = nn.BatchNorm2d(3, track_running_stats=False)
+    x, y = torch.randn(shape).double(), torch.randn(1, 2).double()
+    net = nn.Sequential(norm, nn.Flatten(), nn.Linear(x.numel(), 2)).double()
+    with pytest.raises(FlatlensError) as measured:
+        fl.measure(net, x)
+    assert "0 normalises with the statistics of the batch" in str(measured.value)
+    calls = [hessian_trace, adaptive_sharpness_hessian, lambda_max, relative_flatness]
+    calls += [adaptive_sharpness_sampled]
+    for call in calls:
+        with pytest.raises(FlatlensError) as refused:
+            call(net, [(x, y)]) if batched else call(net, x, y)
+        assert str(refused.value) == str(measured.value)
+    for call in (normalized_sharpness, input_sensitivity_ascent):
+        with pytest.raises(FlatlensError) as refused:
+            call(net, x)
+        assert str(refused.value) == str(measured.value)
+
+
+def test_a_weight_standardised_by_batch_norm_is_no_batch_statistic():
+    def run(s, x):
+        w = F.batch_norm(s.a.weight.unsqueeze(0), None, None, training=True).squeeze(0)
+        return s.b(torch.tanh(F.linear(x, w)))
+
+    net = Net(run, a=nn.Conv1d(4, 3, 4), b=nn.Linear(3, 2)).double()
+    net.a.weight = nn.Parameter(torch.randn(3, 4).double())
+    case = Case(net, torch.randn(1, 4).double())
+    y = torch.randn(1, 2).double()
+    e = hessian_trace(net, case.x, y, directions=ALL)
+    assert e.value == pytest.approx(float(full_hessian(case, y)[0].trace()), rel=RTOL)

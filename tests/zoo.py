@@ -1595,6 +1595,24 @@ def conv_subclass_with_standardised_weight():
     return conv_case(Standardised(1, 2, 2), 1, 3, 3)
 
 
+def standardised_by_batch_norm(conv: nn.Conv2d) -> Case:
+    def run(s, x):
+        w = F.batch_norm(s.conv.weight.flatten(1)[None], None, None, training=True)
+        return s.out(torch.tanh(s.conv._conv_forward(x, w.view_as(s.conv.weight), None)).flatten(1))
+
+    return made(Net(run, conv=conv, out=nn.Linear(8, 3)), 3, 1, 3, 3)
+
+
+@case
+def conv_weight_standardised_by_batch_norm():
+    return standardised_by_batch_norm(nn.Conv2d(1, 2, 2, bias=False))
+
+
+@case
+def frozen_conv_weight_standardised_by_batch_norm():
+    return standardised_by_batch_norm(frozen(nn.Conv2d(1, 2, 2, bias=False)))
+
+
 @case
 def low_rank_adapter_on_a_frozen_layer():
     parts = {

@@ -362,8 +362,8 @@ class Recorder(TorchFunctionMode):
         return isinstance(value, Tensor) and id(value) in self.names and value.requires_grad
 
     def of_parameters(self, t: Tensor) -> bool:
-        """Whether ``t`` is made of parameters alone, as a standardised weight is."""
-        return t.requires_grad and Graph(t).leaves <= self.names.keys()
+        """Whether ``t`` is made of parameters alone, as a standardised weight is, or constant."""
+        return not t.requires_grad or Graph(t).leaves <= self.names.keys()
 
     def new_event(self, shape: torch.Size) -> int:
         """Note that a parameter meets a result of ``shape``; trial runs compare these shapes."""

@@ -61,14 +61,18 @@ def relative_flatness(
             )
             found = Estimate(float(values.mean()), samples=values.numpy())
         else:
-            part = s.restricted(name)
-            W = part.parameters[name].detach()
+            part, layer_map = s.restricted(name), seen.calls[name][-1].map
+            W, shape = layer_map.matrix[0], layer_map.weight.shape
             U, S, _ = torch.linalg.svd(W.double(), full_matrices=False)
             C, size = (U * S).to(W), (len(S), W.shape[1])
 
+            def turned(V: Tensor) -> Tensor:
+                return V.mT if layer_map.turned else V
+
             def products(G: Tensor) -> Tensor:
-                V = C @ G.unflatten(1, size)
-                return (C.mT @ part.products(V.flatten(1)).unflatten(1, W.shape)).flatten(1)
+                V = turned(C @ G.unflatten(1, size))
+                HV = part.products(V.flatten(1)).unflatten(1, shape)
+                return (C.mT @ turned(HV)).flatten(1)
 
             found = trace(
                 products, {name: size[0] * size[1]}, part.like,
@@ -81,7 +85,7 @@ def _output_flatness(s: Surface, name: str, inputs: Inputs, rows: slice) -> Floa
     """||phi||^2 Tr(W W^T d2L/df2) of each sample, for the layer whose outputs are f."""
     f, calls = _record(s, inputs)
     call = next(c for c in calls if c.map.weight is s.parameters[name])
-    W, phi = call.map.weight.detach().double(), call.x.reshape(inputs.n, -1).double()
+    W, phi = call.map.matrix[0].double(), call.x.reshape(inputs.n, -1).double()
     block = max(1, BLOCK_ENTRIES // f.shape[1] ** 2)
     weighed = [
         torch.einsum("st,bst->b", W @ W.mT, s.loss.hessian(part, y).double())
@@ -168,7 +172,7 @@ class Seen:
         end = graph.unviewed(get_gradient_edge(self.f))[0].node
         return (
             end is graph.unviewed(call.out)[0].node
-            and self.f.shape[1] == len(call.map.weight)
+            and self.f.shape[1] == call.map.matrix.shape[1]
             and graph.uses(call.map.weight) == 1
         )
 

@@ -11,9 +11,10 @@
 | ``lambda_max``, ``edge_of_stability`` | the top eigenvalue of H | |
 
 Each gives an :class:`Estimate`: the value, its standard error, and whether it may be trusted. Only
-trainable parameters count. The model runs in evaluation mode and is left exactly as found. Common
-arguments: ``x``, ``y`` as in ``measure`` (y may come with the batches of x), ``loss`` a name or a
-function (``losses``), ``output`` what of the model's result is f, ``chunk`` samples at a time.
+trainable parameters count. The model runs in evaluation mode and is left exactly as found. A
+Hessian that is not symmetric (a second derivative is wrong) is refused. Common arguments: ``x``,
+``y`` as in ``measure`` (y may come with the batches of x), ``loss`` a name or a function
+(``losses``), ``output`` what of the model's result is f, ``chunk`` samples at a time.
 """
 
 from __future__ import annotations
