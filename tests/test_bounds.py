@@ -805,6 +805,43 @@ def test_multiplicative_perturbations_of_tokens():
     assert moved <= bound
 
 
+def test_calls_that_share_a_weight_have_no_number_of_a_call_alone():
+    """fc(x1) - fc(x2), x1 near x2: the weight's gradient cancels, but x1 moves the output."""
+    torch.manual_seed(0)
+    net = Net(lambda s, x: s.fc(x[:, 0]) - s.fc(x[:, 1]), fc=nn.Linear(3, 2))
+    x1 = torch.randn(1, 3)
+    x = torch.stack([x1, x1 + 0.01 * torch.randn(1, 3)], 1)
+    m = fl.measure(net, x)
+    W, u = net.fc.weight.detach(), x1[0]
+    v = torch.linalg.svd(W).Vh[0]
+    H = torch.outer(v, u) / u.norm()  # ||H||_F = 1; moves x1 along the row W stretches most
+    moved = torch.func.jvp(net, (x,), (torch.stack([x1 @ H.T, 0 * x1], 1),))[1].norm()
+    tied = 2 * (x[0, 0] - x[0, 1]).square().sum()  # df/dz is 1, and -1 at the second call
+    assert moved > 5 * W.norm() * tied.sqrt()  # with the weight's gradient, the bound would fail
+    assert m.layers["multiplicative"].isna().all()
+    np.testing.assert_allclose(m.layers["sharing_ratio"], float(tied / (2 * x.square().sum())))
+    np.testing.assert_allclose(m.layers["sharpness"], m["sharpness"])  # each row has all of it
+
+
+ALONE = {  # of each row: is `multiplicative` known? the sharing ratio?
+    "plain_mlp": ([True] * 3, [True] * 3),
+    "frozen_weight": ([True] * 2, [True] * 2),
+    "weight_norm": ([True] * 2, [True] * 2),  # computed: a weight of this call alone
+    "module_called_twice": ([False, False, True], [True] * 3),
+    "tied_linear_linear": ([False] * 2, [True] * 2),
+    "tied_transposed": ([False, True], [False, True]),  # the transpose is computed
+    "weight_used_in_a_linear_and_elsewhere": ([False], [False]),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_what_is_known_of_a_weight_with_several_uses(name):
+    case = ZOO[name]()
+    layers = fl.measure(case.model, case.x, output=case.output).layers
+    known = (list(~layers[column].isna()) for column in ("multiplicative", "sharing_ratio"))
+    assert tuple(known) == ALONE[name]
+
+
 # -- the checks themselves can fail --------------------------------------------
 
 

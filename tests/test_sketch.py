@@ -3,6 +3,8 @@
 import copy
 import functools
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -174,13 +176,13 @@ def estimates(p: Probe) -> dict:
     """(value, standard error) of all that has one."""
     found = {name: (getattr(fl, name)(p), error) for name, error in p.sketch.errors.items()}
     for i, (layer, errors) in enumerate(zip(p.layers, p.sketch.layer_errors, strict=True)):
-        row = layer_row(layer)
+        row = layer_row(p, layer)
         found |= {(i, name): (row[name], errors[name]) for name in LAYER_COLUMNS}
     return found
 
 
 def truths(p: Probe, keys) -> dict:
-    rows = [layer_row(layer) for layer in p.layers]
+    rows = [layer_row(p, layer) for layer in p.layers]
     return {k: rows[k[0]][k[1]] if isinstance(k, tuple) else getattr(fl, k)(p) for k in keys}
 
 
@@ -346,7 +348,7 @@ def test_local_dimension_of_layers_converges(name):
     """From a few directions each, without an error of its own."""
     found = np.array([dimensions for _, dimensions in repeated(name)]).T
     for layer, got in zip(exactly(name).layers, found, strict=True):
-        want = layer_row(layer)["local_dimension"]
+        want = layer_row(exactly(name), layer)["local_dimension"]
         assert abs(got.mean() - want) < 4 * got.std() / len(got) ** 0.5 + 0.03 * want
 
 
@@ -474,9 +476,48 @@ def test_rank_deficient():
     """Rank two: the third value is 0, and so is the volume of three."""
     model = nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 6)).double()
     exact, p = four_directions(torch.randn(3, 6).double(), model)
-    top = exact.input.singular[:, :1]
-    assert (p.input.singular[:, 2:3] <= 1e-6 * top).all()
+    assert (p.input.singular[:, 2] == 0).all()
+    assert fl.log_volume(p, top=3) == -np.inf
     close(fl.log_volume(p, top=2), fl.log_volume(exact, top=2), "top 2")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_values_beyond_the_rank_are_zero(dtype):
+    """Products with A A^T leave the root of rounding where A has a zero: 1e-8 of the largest."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 4), nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 30))
+    model, x = model.to(dtype), torch.randn(3, 20).to(dtype)
+    exact, p = fl.probe(model, x), fl.sketch(model, x, directions=4, top=6, tolerance=1e-6)
+    assert p.sketch.converged
+    for got, want in [(p.input, exact.input), *zip(p.layers, exact.layers, strict=True)]:
+        got, want = got.singular[:, :6], want.singular[:, :6]
+        assert ((got == 0) == (want == 0)).all()
+        np.testing.assert_allclose(got, want, rtol=1e-4 if dtype == torch.float32 else 1e-9)
+    assert fl.log_volume(p, top=5) == fl.log_volume(exact, top=5) == -np.inf
+    assert np.isfinite(fl.log_volume(p, top=4))
+
+
+@pytest.mark.parametrize("loss", [None, "cross_entropy"])
+@pytest.mark.parametrize("last", [1e-3, 1e-5, 1e-7, 1e-9])
+def test_small_values_are_not_taken_for_zero(last, loss):
+    """Below the root of rounding there are still values above the rank rule."""
+    Q = [torch.linalg.qr(torch.randn(12, 12).double()).Q for _ in range(2)]
+    model = nn.Linear(12, 12, bias=False).double()
+    values = torch.tensor([2.0, 1.0, last, *[0.0] * 9]).double()
+    model.weight.data.copy_(Q[0] @ torch.diag(values) @ Q[1])
+    x = torch.randn(3, 12).double()
+    if loss is None:
+        p, exact = fl.sketch(model, x, directions=4, top=5, tolerance=1e-9), fl.probe(model, x)
+    else:
+        p, exact = (
+            fl.measure(model, x, loss=loss, directions=4, method=method).loss_aware.probe
+            for method in ("sketch", "exact")
+        )
+        assert p.sketch.converged
+    got, want = (q.input.singular[:, : 5 if loss is None else 3] for q in (p, exact))
+    assert ((got == 0) == (want == 0)).all()
+    assert (got <= want * (1 + 1e-6)).all()  # the smallest may be a lower end
+    np.testing.assert_allclose(got, want, rtol=1e-2 if last > 1e-6 else 1.0)
 
 
 def test_volume_of_the_top_few():
@@ -486,7 +527,10 @@ def test_volume_of_the_top_few():
     for top in range(1, 6):
         close(fl.log_volume(p, top=top), fl.log_volume(exact, top=top), f"top {top}")
     assert np.isnan(fl.log_volume(p))
-    assert np.isnan(fl.log_volume(p, top=6))
+    with pytest.raises(fl.FlatlensError, match=r"holds 5; make it with sketch\(..., top=6\)"):
+        fl.log_volume(p, top=6)
+    with pytest.raises(fl.FlatlensError, match="but there are"):
+        fl.log_volume(p, top=1000)
 
 
 def test_as_many_values_as_there_are():
@@ -687,11 +731,43 @@ def test_asked_for_more_directions_than_outputs_it_is_exact():
         ({"rtol": 0.0}, "rtol=0.0 is no relative error; give a positive number"),
         ({"rtol": float("nan")}, "rtol=nan is no relative error"),
         ({"method": "exactly"}, "method='exactly' is unknown; use one of auto, exact, sketch"),
+        ({"method": "exact", "rtol": 0.1}, "rtol is of estimates; leave it out, or use method="),
+        ({"method": "auto", "budget": 0.0}, "budget=0.0 is no time to spend; give seconds above 0"),
+        ({"method": "auto", "budget": -1.0}, "budget=-1.0 is no time"),
+        ({"method": "auto", "budget": float("nan")}, "budget=nan is no time"),
     ],
 )
 def test_wrong_options_are_refused_in_one_sentence(options, says):
     with pytest.raises(fl.FlatlensError, match=says):
         fl.measure(*flat(5), **{"method": "sketch", **options})
+
+
+def test_rtol_is_for_what_is_estimated_beside_an_exact_pass():
+    model, x = flat(5)
+    y, options = torch.zeros(2, 5), {"method": "exact", "quantities": ["mls", "hessian_trace"]}
+    m = fl.measure(model, x, y, rtol=0.05, **options)
+    assert 0 <= m["hessian_trace_se"] <= 0.05 * abs(m["hessian_trace"])
+
+
+ARGUMENTS = """
+import torch, flatlens as fl
+net, x = torch.nn.Linear(2, 2), torch.ones(3, 2)
+for call in (fl.measure, fl.sketch):
+    for arguments in ((torch.tanh, x), (None, x), (net, None), (net, 3)):
+        try:
+            call(*arguments)
+        except fl.FlatlensError as error:
+            print(error)
+"""
+
+
+def test_what_is_no_model_or_no_input_is_refused_in_one_sentence():
+    """In a process of its own: here types are checked before the first line is run."""
+    made = subprocess.run([sys.executable, "-c", ARGUMENTS], capture_output=True, check=True)
+    lines = made.stdout.decode().splitlines()
+    wanted = ["the model is a builtin", "the model is a NoneType", "x is None; give", "x is a int"]
+    assert len(lines) == 8
+    assert all(a.startswith(b) for a, b in zip(lines, 2 * wanted, strict=True)), lines
 
 
 def test_no_singular_value_at_all_is_refused():

@@ -21,6 +21,7 @@ import torch
 from flatlens.errors import FlatlensError
 from flatlens.metrics import (
     adaptive_sharpness,
+    calls,
     input_invariant_mls,
     log_products,
     matrix_normalized_sharpness,
@@ -114,9 +115,9 @@ def why_not_leaf(p: Probe, layer: LayerProbe) -> str | None:
     """Why a layer's weight is not a trainable parameter used exactly once, or None."""
     if why := why_not_counted(p, layer):
         return why
-    calls = sum(other.weight == layer.weight for other in p.layers)
-    if calls > 1:
-        return f"{layer.weight} is used {calls} times"
+    count = sum(other.weight == layer.weight for other in p.layers)
+    if count > 1:
+        return f"{layer.weight} is used {count} times"
     if _path(p, layer.weight) != "layer":
         return f"{layer.weight} is also used outside of {layer.name}"
     return None
@@ -479,7 +480,8 @@ def layer_bounds(p: Probe, layer: LayerProbe) -> dict[str, Any]:
     """One layer's own inequality, Eq. 5 averaged over samples, and what goes with it.
 
     lhs = mean_i ||A_il||_F, rhs = ||W_l|| mean_i sqrt(w_il) / x_il; ``multiplicative`` bounds the
-    response to x -> (1 + H) x, ||H||_F = 1, for any number of positions (theory 4.3).
+    response through the layer to u_p -> (1 + H) u_p, ||H||_F = 1, at all its positions (theory
+    4.3). That takes the gradient of this call alone: NaN where the weight has other uses.
     """
     root = np.sqrt(layer.grad_weight)
     energy = (layer.singular**2).sum(1) if layer.energy is None else layer.energy
@@ -489,13 +491,14 @@ def layer_bounds(p: Probe, layer: LayerProbe) -> dict[str, Any]:
     each = [_product(a, b) for a, b in zip(root, inverse, strict=True)]
     rhs = float(_upper(layer) * np.mean(each))
     reason = next((why for c in PAPER if (why := c(p, layer))), None)
+    alone = 1.0 if len(calls(p, layer)) == 1 else np.nan
     return {
         "eq5_lhs": lhs,
         "eq5_rhs": rhs,
         "eq5_slack": rhs / lhs if lhs > 0 else np.inf,
         "eq5_verdict": "theorem" if reason is None else "observation",
         "eq5_why": reason or "one position, a trainable weight used once, no bypass",
-        "multiplicative": float(layer.norms.kernel * (1 + layer.norms.slack) * root.mean()),
+        "multiplicative": float(alone * layer.norms.kernel * (1 + layer.norms.slack) * root.mean()),
     }
 
 

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from flatlens.errors import FlatlensError
 from flatlens.inequalities import Bounds, bounds, layer_bounds
 from flatlens.inputs import Inputs, batches, kept
-from flatlens.losses import Loss, get_loss, targets
+from flatlens.losses import Custom, Loss, get_loss, targets
 from flatlens.merging import gathered, needs_group
 from flatlens.metrics import METRICS, Metric, layer_row
 from flatlens.passes import Root, Run, probe_batches
 from flatlens.probes import Array, Probe
-from flatlens.sketched import sketch_batches
+from flatlens.sketched import check_arguments, sketch_batches
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,14 +42,20 @@ class Measurement:
         for row in self.bounds:
             if row.name == name:
                 return row
+        for of_loss, metric in LOSS_AWARE.items():  # of the paper's loss they are the paper's own
+            if self.loss_aware is None and name in (of_loss, f"{of_loss}_se"):
+                return self[name.replace(of_loss, metric)]
         names = [*self.values, *(row.name for row in self.bounds)]
         raise KeyError(f"no quantity {name!r}; there are {', '.join(names)}")
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """One dict per layer, in the order of the calls: its numbers and its own inequality."""
+        """One dict per layer, in the order of the calls: its numbers and its own inequality.
+
+        Rows of one parameter (a module that is called again) each have all of its sharpness.
+        """
         p = self.probe
-        return [{**layer_row(layer), **layer_bounds(p, layer)} for layer in p.layers]
+        return [{**layer_row(p, layer), **layer_bounds(p, layer)} for layer in p.layers]
 
     @cached_property
     def layers(self) -> pd.DataFrame:
@@ -171,15 +177,17 @@ def measure(
     Args:
         model: any module; it is measured in evaluation mode and left exactly as found.
         x: as for ``probe``: a tensor, a tuple or dict of tensors, or an iterable of batches.
-        y: targets (class indices or the values themselves): adds loss and, for classes, accuracy.
+        y: targets (class indices or the values themselves): adds loss and, for classes (indices or
+            one-hot rows), accuracy.
         quantities: "default" is all that one pass gives; "all" adds what takes passes of its own
             (hessian_trace, relative_flatness, ...; needs y); or the names wanted. "sharpness" alone
             takes a short pass, several times faster, without layers and inequalities.
         method: "exact", "sketch" (random directions, with standard errors as ``..._se``), or
             "auto": exact unless that is far dearer; a note says which and why.
         loss: its Gauss-Newton form is measured beside the paper's: ``gauss_newton_trace``,
-            ``loss_mls``, ``loss_nmls`` and ``m.loss_aware.bounds``.
-        directions: of a sketch; ``seed`` and ``rtol`` (relative standard error) likewise.
+            ``loss_mls``, ``loss_nmls`` and ``m.loss_aware.bounds``. A function needs y.
+        directions: of a sketch; ``seed`` and ``rtol`` (relative standard error) likewise. The
+            last two also hold for what takes passes of its own.
         budget: seconds that an exact pass may take under "auto".
         distributed: x and y are this process's share of the samples; every process of the default
             group of torch.distributed gets the whole answer.
@@ -194,14 +202,21 @@ def measure(
     """
     if method not in METHODS:
         raise FlatlensError(f"method={method!r} is unknown; use one of {', '.join(METHODS)}")
+    check_arguments(model, x)
     if distributed:
         needs_group()
     one_pass, own = _wanted(quantities)
+    if method == "exact" and rtol is not None and not own:
+        raise FlatlensError('rtol is of estimates; leave it out, or use method="sketch" or "auto"')
+    if budget is not None and not budget > 0:
+        raise FlatlensError(f"budget={budget} is no time to spend; give seconds above 0")
     of = get_loss(loss)
     plain = of.name == "half_squared"
     if own or not plain:  # more than one pass
         x = kept(x)
         y = _targets([target for _, target in batches(x)]) if y is None else y
+    if isinstance(of, Custom) and y is None:
+        raise FlatlensError("a function as loss needs targets; give y")
     if own and y is None:
         raise FlatlensError(f"{own[0]} is of the loss and needs targets; give y")
     if own and distributed:
@@ -255,6 +270,10 @@ PERTURBED = (  # functions of flatlens.perturb
     *("hessian_trace", "adaptive_sharpness_hessian", "adaptive_sharpness_sampled"),
     *("normalized_sharpness", "relative_flatness", "lambda_max"),
 )
+ESTIMATED = (  # of these, with a standard error; 0 where the value happens to be exact
+    *("hessian_trace", "adaptive_sharpness_hessian", "adaptive_sharpness_sampled"),
+    "relative_flatness",
+)
 LOSS_AWARE = {"gauss_newton_trace": "sharpness", "loss_mls": "mls", "loss_nmls": "nmls"}
 
 
@@ -296,7 +315,7 @@ def perturbed(name: str, model: nn.Module, x: Any, y: Any, **options: Any) -> di
     given = {"y": y, **{k: v for k, v in options.items() if v is not None}}
     found = function(model, x, **{k: v for k, v in given.items() if k in known})
     values = {name: found.value}
-    if found.se > 0:
+    if name in ESTIMATED:
         values[f"{name}_se"] = found.se
     if not found.converged:
         values[f"{name}_converged"] = 0.0
@@ -311,11 +330,15 @@ def _targets(found: list[Any]) -> Tensor | None:
 
 
 def loss_and_accuracy(p: Probe, y: Any, loss: Loss) -> dict[str, float]:
-    """The mean loss, and the share of right classes in per cent."""
+    """The mean loss and, where the targets are classes, the share of right ones in per cent."""
     f = torch.from_numpy(p.output)
     values = {"loss": float(loss(f, y).mean())}
-    if p.N > 1:
-        right = targets(y, p.N, f).argmax(1) == f.argmax(1)
+    try:
+        t = targets(y, p.N, f)
+    except FlatlensError:  # a function may take targets of any shape
+        return values
+    if p.N > 1 and bool(((t == 0) | (t == 1)).all()) and bool((t.sum(1) == 1).all()):
+        right = t.argmax(1) == f.argmax(1)
         values["accuracy"] = float(100 * right.double().mean())
     return values
 

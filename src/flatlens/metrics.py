@@ -109,6 +109,8 @@ def log_products(singular: Float[Array, "n r"], top: int | None = None) -> Float
 def log_volume(p: Probe, top: int | None = None) -> Float[Array, " n"]:
     """mean_i log dVol_i, the log of Eq. 7; ``top=3`` is what the authors plotted.
 
+    A sketched probe holds the first few singular values: without ``top`` it gives NaN.
+
     >>> import math, torch, flatlens as fl
     >>> net = torch.nn.Linear(2, 2, bias=False).double()
     >>> _ = net.weight.data.copy_(torch.diag(torch.tensor([3.0, 2.0])))
@@ -116,7 +118,15 @@ def log_volume(p: Probe, top: int | None = None) -> Float[Array, " n"]:
     >>> round(math.exp(fl.log_volume(p)), 9), round(math.exp(fl.log_volume(p, top=1)), 9)
     (6.0, 3.0)
     """
-    return log_products(p.input.singular, top)
+    singular = p.input.singular
+    if top is not None and p.sketch is not None and p.sketch.converged:
+        held = int((~np.isnan(singular)).any(0).sum())
+        if held < top <= singular.shape[1]:
+            raise FlatlensError(
+                f"top={top} singular values were asked for, but this sketch holds {held}; make it "
+                f"with sketch(..., top={top})"
+            )
+    return log_products(singular, top)
 
 
 @Metric
@@ -272,9 +282,28 @@ METRICS: dict[str, Callable[..., float]] = {
 }
 
 
-def layer_row(layer: LayerProbe) -> dict[str, Any]:
-    """One layer's numbers, means over samples, as a row of a table."""
-    tied, untied = layer.grad_weight.mean(), layer.untied.mean()
+def calls(p: Probe, layer: LayerProbe) -> list[LayerProbe]:
+    """The calls whose positions ``grad_weight`` adds up; none where that is not known.
+
+    A parameter that several calls use has one gradient, in which they may cancel. What it gets from
+    uses that are no calls, or from calls that read it in unlike ways, cannot be told apart.
+    """
+    if layer.weight is None:  # computed: a weight of this call alone
+        return [layer]
+    path = next(q.path for q in p.parameters if q.name == layer.weight)
+    found = [q for q in p.layers if q.weight == layer.weight]
+    return [] if path == "slow" or (path == "frozen" and len(found) > 1) else found
+
+
+def layer_row(p: Probe, layer: LayerProbe) -> dict[str, Any]:
+    """One layer's numbers, means over samples, as a row of a table.
+
+    ``sharpness`` and ``adaptive_sharpness`` are those of the layer's parameters, all uses together:
+    rows that share a parameter repeat its share of S and do not add up. So is ``sharing_ratio``,
+    with the positions of all calls; NaN where the parameter has uses that are no such calls.
+    """
+    tied = layer.grad_weight.mean()
+    untied = sum(float(q.untied.mean()) for q in calls(p, layer))
     return {
         "name": layer.name,
         "kind": layer.kind,
@@ -290,7 +319,7 @@ def layer_row(layer: LayerProbe) -> dict[str, Any]:
         "local_dimension": float(dimension(layer).mean()),
         "sharpness": float(tied + layer.grad_bias.mean()),
         "adaptive_sharpness": float(layer.adaptive.mean()),
-        "sharpness_untied": float(untied + layer.untied_bias.mean()),
+        "sharpness_untied": float(layer.untied.mean() + layer.untied_bias.mean()),
         "sharing_ratio": float(tied / untied) if untied > 0 else float("nan"),
         "bypass": float(layer.bypass.max()),
     }

@@ -16,7 +16,7 @@ import contextlib
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -29,10 +29,12 @@ from flatlens.capture import Plan
 from flatlens.errors import FlatlensError, first_line
 from flatlens.inputs import Inputs, batches
 from flatlens.lanczos import top_singular
+from flatlens.layers import split
 from flatlens.metrics import sharpness
 from flatlens.passes import Root, Run, probe_batches
 from flatlens.probes import Probe, Sketch
-from flatlens.products import Chunk, Forward, Key, Products
+from flatlens.products import Chunk, Forward, Key, Products, beside
+from flatlens.spectra import rank_tolerance
 
 MEANS = {
     *("grad", "adaptive", "invariant", "grad_weight", "grad_bias", "untied", "untied_bias"),
@@ -88,11 +90,23 @@ def sketch(
         >>> abs(fl.mls(p) / fl.mls(q) - 1) < 0.001
         True
     """
+    check_arguments(model, x)
     inputs = (batch for batch, _ in batches(x))
     return sketch_batches(
         model, inputs, directions=directions, seed=seed, rtol=rtol, top=top, tolerance=tolerance,
         layers=layers, chunk=chunk, memory=memory, output=output, weight_norm=weight_norm,
     )  # fmt: skip
+
+
+def check_arguments(model: Any, x: Any) -> None:
+    """Refuse what is no model and what holds no samples."""
+    if not isinstance(model, nn.Module):
+        raise FlatlensError(f"the model is a {type(model).__name__}; give a torch.nn.Module")
+    if not (hasattr(x, "__iter__") or hasattr(x, "__getitem__")):
+        raise FlatlensError(
+            f"x is {'None' if x is None else f'a {type(x).__name__}'}; give a tensor with samples "
+            "first, a tuple or dict of tensors, or an iterable of batches"
+        )
 
 
 def sketch_batches(
@@ -312,13 +326,13 @@ class SketchRun(Run):
 
         def look(edges: list[int], moments: int) -> dict[str, Tensor]:
             if (key := tuple(edges)) not in found:
-                r = min(draw.width, sum(plan.rows[k][1] for k in edges))
+                shape = draw.width, sum(plan.rows[k][1] for k in edges)
                 if self.spectra_of_layers or edges == plan.inputs:
-                    gram = _gram(f, [plan.edges[k] for k in edges], [backs[k] for k in edges], v0)
+                    gram = _Gram(plan, edges, backs, v0, draw)
                     top = self.top if edges == plan.inputs else self.layer_top
-                    found[key] = self._look(draw.through(gram), draw, r, min(top, r), moments)
+                    found[key] = self._look(gram, shape, min(top, *shape), moments)
                 else:
-                    found[key] = _unknown(len(f), r, v0.device)
+                    found[key] = _unknown(len(f), min(shape), v0.device)
             return found[key]
 
         columns: dict[Key, Tensor] = {}
@@ -340,14 +354,23 @@ class SketchRun(Run):
         return columns
 
     def _look(
-        self, gram: Callable[[Tensor], Tensor], draw: _Signs, r: int, top: int, moments: int
+        self, gram: _Gram, shape: tuple[int, int], top: int, moments: int
     ) -> dict[str, Tensor]:
         """Top singular values (NaN beyond), and the participation ratio from random directions."""
-        found = top_singular(gram, draw.next(), top, self.tolerance, MAX_STEPS)
+        draw, r = gram.draw, min(shape)
+        looked: list[tuple[Tensor, Tensor]] = []
+
+        def product(v: Tensor) -> Tensor:
+            looked.append((v, gram(v)))
+            return looked[-1][1]
+
+        found = top_singular(product, draw.next(), top, self.tolerance, MAX_STEPS)
         self.converged = self.converged and bool(found.converged.all())
-        singular = found.values.new_full((len(found.values), r), torch.nan)
-        known = torch.where(found.converged, found.values, torch.nan)
-        known[:, 0] = found.values[:, 0]  # the largest is given with its flag
+        values = _small(found.values, looked, gram, rank_tolerance(draw.f.dtype, *shape))
+        looked.clear()
+        singular = values.new_full((len(values), r), torch.nan)
+        known = torch.where(found.converged, values, torch.nan)
+        known[:, 0] = values[:, 0]  # the largest is given with its flag
         singular[:, : known.shape[1]] = known
         if moments == 0:
             return {**_unknown(len(singular), r, singular.device), "singular": singular}
@@ -462,30 +485,72 @@ class _Signs:
         """R v: the direction in the space of the outputs."""
         return v if self.rows is None else (self.rows.mT @ v[..., None]).squeeze(-1)
 
-    def through(self, gram: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """v -> R^T G R v."""
-        rows = self.rows
-        if rows is None:
-            return gram
-        return lambda v: (rows @ gram(self.outputs(v))[..., None]).squeeze(-1)
+    def back(self, w: Tensor) -> Tensor:
+        """R^T w: from there."""
+        return w if self.rows is None else (self.rows @ w[..., None]).squeeze(-1)
 
 
-def _gram(
-    f: Tensor, edges: list[Any], backs: list[Tensor | None], v0: Tensor
-) -> Callable[[Tensor], Tensor]:
-    """v -> A A^T v: a product onto the edges, and its transpose from their dependence on v0."""
-    pairs = zip(edges, backs, strict=True)
-    alive = [(edge, back) for edge, back in pairs if back is not None and back.requires_grad]
-    if not alive:
-        return torch.zeros_like
-    onto, outputs = [edge for edge, _ in alive], [back for _, back in alive]
+class _Gram:
+    """v -> A A^T v: a product onto the edges, and its transpose from their dependence on v0.
 
-    def gram(v: Tensor) -> Tensor:
-        g = torch.autograd.grad(f, onto, v.contiguous(), retain_graph=True)
+    A is df/dx at the edges, or R^T df/dx for a loss.
+    """
+
+    def __init__(
+        self,
+        plan: Products,
+        edges: list[int],
+        backs: Mapping[int, Tensor | None],
+        v0: Tensor,
+        draw: _Signs,
+    ) -> None:
+        found = [(k, back) for k in edges if (back := backs[k]) is not None and back.requires_grad]
+        self.backs = [back for _, back in found]
+        self.edges = [plan.edges[k] for k, _ in found]
+        self.layouts = [plan.rows[k][0] for k, _ in found]
+        self.f, self.v0, self.draw = plan.f, v0, draw
+
+    def __call__(self, v: Tensor) -> Tensor:
+        if not self.edges:
+            return torch.zeros_like(v)
+        g = self._onto(v)
         with _second_derivative():
-            return torch.autograd.grad(outputs, v0, g, retain_graph=True)[0]
+            w = torch.autograd.grad(self.backs, self.v0, g, retain_graph=True)[0]
+        return self.draw.back(w)
 
-    return gram
+    def rows(self, v: Tensor) -> Tensor:
+        """A^T v of each sample, [b, entries]."""
+        parts = zip(self._onto(v), self.layouts, strict=True)
+        return beside([split(g, layout, len(v)).flatten(1) for g, layout in parts])
+
+    def _onto(self, v: Tensor) -> tuple[Tensor, ...]:
+        directions = self.draw.outputs(v).contiguous()
+        return torch.autograd.grad(self.f, self.edges, directions, retain_graph=True)
+
+
+def _small(
+    values: Tensor, looked: list[tuple[Tensor, Tensor]], gram: _Gram, tolerance: float
+) -> Tensor:
+    """The same singular values, with those that A A^T cannot tell from zero taken of A itself.
+
+    A A^T squares the condition, so that a zero comes out as sqrt(eps) of the largest. The vectors
+    of Lanczos span what was found: A^T times their ``top`` combinations has zeros where A has, and
+    what is below ``tolerance`` of the largest is zero (theory 3). The others are lower ends: below
+    1e-7 of the largest (float32: 1e-3) Lanczos may not have met all of their vectors.
+    """
+    poor = values[:, -1] < torch.finfo(gram.f.dtype).eps ** 0.25 * values[:, 0]
+    if not bool(poor.any()):
+        return values
+    V, W = (torch.stack(part, 1) for part in zip(*looked, strict=True))  # [b, steps, n]
+    T = V.double() @ W.double().mT
+    vectors = torch.linalg.eigh((T + T.mT) / 2)[1][..., -values.shape[1] :]
+    combined = (vectors.mT @ V.double()).to(V)
+    A = torch.stack([gram.rows(v) for v in combined.unbind(1)], 1)[poor]
+    s = torch.linalg.svdvals(A.double())
+    values = values.clone()
+    values[poor] = 0.0  # also where a dead input leaves fewer entries
+    values[poor, : s.shape[1]] = torch.where(s < tolerance * s[:, :1], 0.0, s)
+    return values
 
 
 @contextlib.contextmanager
