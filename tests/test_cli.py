@@ -24,8 +24,16 @@ from torch import nn
 def build():
     return nn.Sequential(nn.Linear(64, 5), nn.Tanh(), nn.Linear(5, 10))
 
+net = build()
+
 def number():
     return 3
+
+def raises():
+    raise KeyError("layers")
+
+def disk():
+    raise OSError("disk trouble")
 
 def two():
     class Two(nn.Module):
@@ -164,6 +172,24 @@ def test_measure_selects_an_output(capsys):
     assert json.loads(capsys.readouterr().out)["N"] == 10
 
 
+def test_measure_takes_a_module_as_it_is(capsys):
+    words = "measure mymodel:net --data digits --n 5 --json --dtype float64"
+    assert cli.main(words.split()) == 0
+    told = json.loads(capsys.readouterr().out)["quantities"]
+    net = sys.modules["mymodel"].net.double()
+    m = fl.measure(net, load("digits").x_train[:5].double())
+    assert told["sharpness"] == pytest.approx(m["sharpness"], rel=1e-12)
+
+
+def test_rtol_is_of_estimates_beside_an_exact_pass_too(capsys):
+    words = (
+        "measure mymodel:build --data digits --n 5 --json --method exact --rtol 0.2 --quantities"
+    )
+    assert "rtol" in refusal(capsys, *words.split(), "sharpness")
+    assert cli.main([*words.split(), "sharpness", "hessian_trace"]) == 0
+    assert "hessian_trace" in json.loads(capsys.readouterr().out)["quantities"]
+
+
 def test_measure_works_as_a_process_in_the_users_folder(folder):
     done = shell("measure", "mymodel:build", "--data", "digits", "--n", "3", "--json")
     assert (done.returncode, done.stderr) == (0, "")
@@ -229,6 +255,12 @@ REFUSED = {
     "none.pt: No such file": with_checkpoint("none.pt"),
     "No module named 'nosuch'": ["measure", "nosuch:build", "--data", "digits"],
     "has no attribute 'nosuch'": ["measure", "mymodel:nosuch", "--data", "digits"],
+    "mymodel:raises': KeyError: 'layers' (": ["measure", "mymodel:raises", "--data", "digits"],
+    "mymodel.py, line 13).": ["measure", "mymodel:raises", "--data", "digits"],
+    "mymodel:disk': OSError: disk trouble (": ["measure", "mymodel:disk", "--data", "digits"],
+    "'mymodel:__name__' is not callable": ["measure", "mymodel:__name__", "--data", "digits"],
+    "KeyError: 'layers'": ["train", "--model", "mymodel:raises", "--data", "digits"],
+    "Figure 3 is of published models and takes no training: flatlens zoo": ["reproduce", "fig3"],
     "made a int": ["measure", "mymodel:number", "--data", "digits"],
     "Unknown data 'mnist'": ["measure", "mymodel:build", "--data", "mnist"],
     "none.npz: No such file": ["measure", "mymodel:build", "--data", "npz:none.npz"],
@@ -246,6 +278,13 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_refusals(capsys, reason):
     assert reason in refusal(capsys, *REFUSED[reason])
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "nan"])
+@pytest.mark.parametrize("option", ["--budget", "--rtol"])
+def test_measure_refuses_what_is_not_above_zero(capsys, option, value):
+    told = refusal(capsys, "measure", "mymodel:build", "--data", "digits", option, value)
+    assert f"for {option}. Must be > 0." in told
 
 
 def test_a_refusal_of_the_core_is_one_sentence(capsys):

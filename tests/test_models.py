@@ -1,6 +1,8 @@
 """The networks of the experiments: size, shape and initialisation are those of the runs."""
 
 import math
+import re
+import sys
 
 import pytest
 import torch
@@ -154,10 +156,90 @@ def test_build_finds_a_factory_in_a_module(tmp_path, monkeypatch):
     assert models.build("somebodys_net:factory", width=5).out_features == 5
 
 
+NETS = """
+from torch import nn
+
+net = nn.Linear(3, 2)
+number = 3
+
+def raises():
+    return helper(2)
+
+def helper(width):
+    return nn.Linear(-1, width)
+
+def empty():
+    raise ValueError
+
+def long():
+    raise ValueError("no\\nweights. " + 500 * "word ")
+
+def disk():
+    raise OSError("disk trouble")
+"""
+
+
+@pytest.fixture
+def nets(tmp_path, monkeypatch):
+    """A user's module, and one that cannot be imported."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, code in (("nets", NETS), ("broken", "from torch import nn\nnet = nn.Linear(-1, 2)")):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        (tmp_path / f"{name}.py").write_text(code)
+    return tmp_path
+
+
+def test_a_module_itself_is_copied_with_its_weights(nets):
+    first, second = models.build("nets:net"), models.build("nets:net")
+    nn.init.zeros_(first.weight)  # as by a training
+    original = sys.modules["nets"].net
+    assert second is not original
+    assert torch.equal(second.weight, original.weight)
+    with pytest.raises(FlatlensError, match="unexpected keyword argument 'width'"):
+        models.build("nets:net", width=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("nets:raises", r"Cannot build model 'nets:raises': RuntimeError: .*negative.*line 11\)\."),
+        ("nets:empty", r"ValueError \(.*nets.py, line 14\)\."),
+        ("nets:long", r"ValueError: no weights\. word .*word \[\.\.\.\] \(.*nets.py, line 17\)\."),
+        ("nets:disk", r"OSError: disk trouble \(.*nets.py, line 20\)\."),
+    ],
+)
+def test_what_a_factory_raises_is_told_in_one_sentence(nets, name, told):
+    with pytest.raises((RuntimeError, ValueError, OSError)) as caught:
+        models.build(name)
+    assert not isinstance(caught.value, FlatlensError)  # a sweep tries such a run again
+    assert re.search(f"{told}$", caught.value.told)
+    assert "\n" not in caught.value.told
+    assert len(caught.value.told) < 400 + len(str(nets))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("nets:number", r"'nets:number' is not callable; name a function, a class or a torch.*"),
+        ("broken:net", r"Cannot import model 'broken:net': RuntimeError: .*broken.py, line 2\)\."),
+    ],
+)
+def test_what_is_no_model_is_refused(nets, name, told):
+    with pytest.raises(FlatlensError, match=f"{told}$"):
+        models.build(name)
+
+
+def test_without_timm_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    monkeypatch.setattr(models.timm_models, "make_torchvision_importable", lambda: None)
+    with pytest.raises(FlatlensError, match=r"need pip install flatlens\[zoo\]\.$"):
+        models.build("timm:test_vit")
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("alexnet", {}, "Unknown model 'alexnet'; use mlp, .* or package.module:factory"),
+        ("alexnet", {}, "Unknown model 'alexnet'; use mlp, .*, timm:NAME or package.module:"),
         ("", {}, "Unknown model"),
         ("no_such_module:net", {}, "No module named 'no_such_module'"),
         ("torch.nn:NoSuchNet", {}, "has no attribute 'NoSuchNet'"),

@@ -22,7 +22,7 @@ with warnings.catch_warnings():
     timm = pytest.importorskip("timm", reason="timm is not installed (pip install flatlens[zoo])")
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 
-from flatlens.experiments import sweep, timm_models  # noqa: E402
+from flatlens.experiments import models, sweep, timm_models  # noqa: E402
 from flatlens.experiments import zoo as zoos  # noqa: E402
 from flatlens.experiments.zoo import Zoo, kept, zoo  # noqa: E402
 
@@ -195,6 +195,66 @@ def test_local_weights_are_loaded_bit_for_bit(tmp_path, suffix):
 def test_only_what_has_weights_matches_a_wildcard(tmp_path):
     torch.save({}, tmp_path / "levit_128s.pth")
     assert timm_models.select(["*vit*"], str(tmp_path)) == ["levit_128s"]
+
+
+# --- timm:NAME, a model like any other
+
+
+def test_a_model_of_timm_is_built_from_the_global_generator():
+    options = {"num_classes": 3, "img_size": 32}
+    torch.manual_seed(5)
+    model = models.build("timm:test_vit", **options)
+    torch.manual_seed(5)
+    expected = timm.create_model("test_vit", **options).state_dict()
+    assert model.training
+    assert model.state_dict().keys() == expected.keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, expected[name])
+    assert model.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("timm:tst_vit", r"timm has no model 'tst_vit'; do you mean test_vit or test_vit.*\?"),
+        ("timm:", r"timm has no model ''\."),
+        ("timm:test_vit.nobody", r"timm has no weights nobody for test_vit\."),
+    ],
+)
+def test_a_model_that_timm_has_not_is_refused_in_one_sentence(name, told):
+    with pytest.raises(FlatlensError, match=f"^{told}$"):
+        models.build(name)
+
+
+def test_an_option_that_timm_has_not_is_told():
+    with pytest.raises(TypeError) as caught:
+        models.build("timm:test_vit", width=3)
+    assert "'timm:test_vit': TypeError: VisionTransformer.__init__()" in caught.value.told
+
+
+def test_a_model_of_timm_is_measured(tmp_path, capsys):
+    x = np.random.default_rng(0).normal(size=(2, 3, 160, 160)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x, y=np.arange(2))
+    torch.manual_seed(5)
+    model = timm.create_model("test_vit")
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    words = ["measure", "timm:test_vit", "--data", f"npz:{tmp_path}/data.npz", "--json"]
+    words += ["--checkpoint", f"{tmp_path}/weights.pt", "--method", "sketch", "--directions", "2"]
+    assert cli.main(words) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["N"] == 1000
+    m = fl.measure(model, torch.from_numpy(x), method="sketch", directions=2)
+    assert told["quantities"]["sharpness"] == pytest.approx(m["sharpness"], rel=1e-6)
+
+
+def test_a_model_of_timm_is_trained(tmp_path, capsys):
+    draw = np.random.default_rng(0)
+    np.savez(tmp_path / "data.npz", x=draw.normal(size=(8, 3, 32, 32)), y=np.arange(8) % 2)
+    words = ["train", "--model", "timm:test_vit", "--data", f"npz:{tmp_path}/data.npz"]
+    words += ["--model-options.num_classes", "2", "--model-options.img_size", "32"]
+    words += ["--steps", "2", "--samples", "2", "--quantities", "sharpness", "--measure", "end"]
+    assert cli.main([*words, "--out", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sharpness"] > 0
 
 
 # --- what goes wrong

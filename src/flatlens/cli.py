@@ -24,6 +24,7 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 Positive = Annotated[int, Parameter(validator=Number(gte=1))]
 Natural = Annotated[int, Parameter(validator=Number(gte=0))]
+AboveZero = Annotated[float, Parameter(validator=Number(gt=0))]
 Json = Annotated[bool, Parameter("--json", negative="")]
 if TYPE_CHECKING:
     TrainOptions: TypeAlias = Any
@@ -87,6 +88,7 @@ def demo(
     help_epilogue="""Examples:
   flatlens measure mymodel:build --checkpoint weights.pt --data npz:images.npz
   flatlens measure mymodel:Net --data digits --n 200 --json
+  flatlens measure timm:vit_tiny_patch16_224 --data "folder:photos?size=224" --n 10
   flatlens measure vit --data "cifar10?classes=0,1" --method sketch --rtol 0.01"""
 )
 def measure(
@@ -101,8 +103,8 @@ def measure(
     loss: str = "half_squared",
     directions: Positive = 32,
     seed: Natural = 0,
-    rtol: float | None = None,
-    budget: float | None = None,
+    rtol: AboveZero | None = None,
+    budget: AboveZero | None = None,
     output: str | None = None,
     weight_norm: Literal["operator", "kernel", "frobenius"] = "operator",
     device: str = "cpu",
@@ -114,8 +116,10 @@ def measure(
     Parameters
     ----------
     model
-        The network as package.module:factory; the factory is called without arguments.
-        Modules in the current folder are found.
+        The network as package.module:factory; the factory is called without arguments, and a
+        torch.nn.Module is taken as it is. Modules in the current folder are found.
+        timm:NAME is a model of timm with random weights; mlp, lenet, vgg, vgg11, resnet18 and vit
+        are those of flatlens train.
     data
         npz:FILE with arrays x and y (class labels or float targets), folder:PATH with images as
         class/*.png, digits (embedded), fashion-mnist, cifar10 (see flatlens data),
@@ -138,9 +142,9 @@ def measure(
     directions
         Random output directions of a sketch.
     seed
-        Seed of everything random in a measurement.
+        Seed of everything random in a measurement, and of weights that no checkpoint gives.
     rtol
-        Relative standard error that a sketch goes on to.
+        Relative standard error that a sketch goes on to, and estimates such as hessian_trace.
     budget
         Seconds that an exact pass may take under auto.
     output
@@ -154,10 +158,13 @@ def measure(
     as_json
         Print one JSON object instead of tables.
     """
+    import torch
+
     import flatlens as fl
     from flatlens.experiments.subject import subject
 
     sys.path.insert(0, str(Path.cwd()))  # a console script does not look there by itself
+    torch.manual_seed(seed)
     network, x, y = subject(model, checkpoint, data, n, device, dtype)
     key = int(output) if output is not None and output.isdecimal() else output
     m = fl.measure(
@@ -351,6 +358,11 @@ def reproduce(
     if show:
         print("\n".join(columns(listing(scale, workers))))
         return 0
+    if "fig3" in names:
+        raise FlatlensError(
+            "Figure 3 is of published models and takes no training: flatlens zoo draws it, "
+            "see flatlens zoo --help."
+        )
     if not names and source is None:
         raise FlatlensError("Name what to reproduce, such as fig1 or all; see --list.")
     made = module.reproduce(
@@ -591,11 +603,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (`| head`) left: nobody is there to be told
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:  # a file or folder that the user named
-        name = f" {error.filename}" if error.filename else ""
-        return _refuse(f"Cannot use{name}: {error.strerror or error}.")
     except KeyboardInterrupt:
         return INTERRUPTED
+    except Exception as error:
+        if told := vars(error).get("told"):  # raised by the factory of a model
+            return _refuse(told)
+        if not isinstance(error, OSError):
+            raise
+        name = f" {error.filename}" if error.filename else ""  # that the user named
+        return _refuse(f"Cannot use{name}: {error.strerror or error}.")
     return code if isinstance(code, int) else 0
 
 

@@ -32,7 +32,8 @@ class Config:
     Parameters
     ----------
     model
-        Name of the network: mlp, lenet, vgg, vgg11, resnet18, vit or package.module:factory.
+        Name of the network: mlp, lenet, vgg, vgg11, resnet18, vit, timm:NAME or
+        package.module:factory.
     model_options
         Keyword arguments of the network, such as activation.
     data
@@ -239,14 +240,15 @@ def _options(name: str, value: Any) -> dict[str, Any]:
     return {key: _frozen(item) for key, item in value.items()}
 
 
-def _integer(least: int) -> Plain:
+def _integer(least: int, most: int = 2**63 - 1) -> Plain:  # what torch can count to
     def plain(name: str, value: Any) -> int:
         try:
             whole = operator.index(value)  # Python's and NumPy's integers, but no floats
         except TypeError:
             whole = least - 1
-        if whole < least or isinstance(value, bool):
-            _refuse(name, value, f"a whole number from {least} on")
+        if not least <= whole <= most or isinstance(value, bool):
+            end = f"to {most}" if whole > most else "on"
+            _refuse(name, value, f"a whole number from {least} {end}")
         return whole
 
     return plain
@@ -308,7 +310,8 @@ def _refuse(name: str, value: object, wish: str) -> NoReturn:
     raise FlatlensError(f"The field {name} is {value!r}, but it must be {wish}.")
 
 
-_POSITIVE = _number("a positive number", lambda v: v > 0)
+# a step of an optimiser makes it larger, and float32 ends at 3e38
+_POSITIVE = _number("a positive number up to 1e30", lambda v: 0 < v <= 1e30)
 _SHARE = _number("from 0 to below 1", lambda v: 0 <= v < 1)
 
 PLAIN: dict[str, Plain] = {
@@ -334,6 +337,6 @@ PLAIN: dict[str, Plain] = {
     "checkpoint_every": _integer(least=1),
     "device": _text,
     "dtype": _one_of(*DTYPES),
-    "threads": _integer(least=1),
+    "threads": _integer(least=1, most=4_096),
 }
 _DEFAULTS = Config().to_dict()

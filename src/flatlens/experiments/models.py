@@ -12,21 +12,29 @@ Every constructor takes its random numbers from torch's global generator, so
 | `vgg11`    | VGG-11 at full width (64 to 512 channels)         |  9,750,922 |
 | `resnet18` | ResNet-18 with the CIFAR stem                     | 11,173,962 |
 | `vit`      | a small vision transformer                        |  2,693,578 |
+
+`timm:NAME` is a model of timm, and `package.module:factory` anyone's.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
+import textwrap
+import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatlens.errors import FlatlensError
+from flatlens.experiments import timm_models
+
+LONGEST = 300  # characters of what another's exception says
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -132,14 +140,16 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(c_out)
         self.conv2 = nn.Conv2d(c_out, c_out, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(c_out)
-        self.shortcut = nn.Sequential()
+        self.relu1, self.relu2 = nn.ReLU(), nn.ReLU()
+        self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or c_in != c_out:  # projection shortcut, option B of the paper
             conv = nn.Conv2d(c_in, c_out, 1, stride=stride, bias=False)
             self.shortcut = nn.Sequential(conv, nn.BatchNorm2d(c_out))
 
     def forward(self, x: Tensor) -> Tensor:
-        h = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(h)) + self.shortcut(x))
+        h = self.relu1(self.bn1(self.conv1(x)))
+        y: Tensor = self.relu2(self.bn2(self.conv2(h)) + self.shortcut(x))
+        return y
 
 
 def resnet18(classes: int = 10) -> nn.Sequential:
@@ -264,43 +274,74 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(name: str, **options: Any) -> nn.Module:
-    """The network called `name`: one of `MODELS`, or anyone's as `package.module:factory`.
+    """The network called `name`: one of `MODELS`, `timm:NAME`, or `package.module:factory`.
 
-    `options` are the keyword arguments of the constructor or factory.
+    `options` are the keyword arguments of the constructor, of `timm.create_model` or of the
+    factory. Where a module is named instead of a factory, the network is a copy of it, with the
+    weights that it has: no seed changes them. What a factory raises stays what it is, and has an
+    attribute `told`, the sentence of it for a person.
 
     >>> build("mlp", widths=(4, 3, 2))[1]
     Linear(in_features=4, out_features=3, bias=True)
     >>> build("torch.nn:Linear", in_features=3, out_features=2)
     Linear(in_features=3, out_features=2, bias=True)
     """
-    factory = _imported(name) if ":" in name else MODELS.get(name)
-    if factory is None:
-        known = _or(*MODELS, "package.module:factory")
-        raise FlatlensError(f"Unknown model {name!r}; use {known}.")
+    factory = _factory(name)
     try:
         inspect.signature(factory).bind(**options)
     except (TypeError, ValueError) as error:  # ValueError: a builtin, which makes no module
         raise FlatlensError(f"Model {name!r} cannot take these options: {error}.") from error
-    model = factory(**options)
+    try:
+        model = factory(**options)
+    except FlatlensError:
+        raise
+    except Exception as error:  # no refusal: it may pass, and a sweep tries again
+        vars(error)["told"] = _told(f"Cannot build model {name!r}", error)
+        raise
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
         raise FlatlensError(f"Model {name!r} made a {kind}, but a torch.nn.Module is needed.")
     return model
 
 
-def _imported(name: str) -> Callable[..., Any]:
-    """The callable behind `package.module:factory` (dots after the colon descend further)."""
-    path, _, attributes = name.partition(":")
+def _factory(name: str) -> Callable[..., Any]:
+    """What makes the network (dots after the colon descend further)."""
+    if name in MODELS:
+        return MODELS[name]
+    path, colon, rest = name.partition(":")
+    if not colon:
+        known = _or(*MODELS, "timm:NAME", "package.module:factory")
+        raise FlatlensError(f"Unknown model {name!r}; use {known}.")
+    if path == "timm":
+        return partial(timm_models.create, rest)
     try:
         found: Any = importlib.import_module(path)
-        for attribute in attributes.split("."):
+        for attribute in rest.split("."):
             found = getattr(found, attribute)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise FlatlensError(f"Cannot import model {name!r}: {error}.") from error
+    except Exception as error:  # the module is anyone's code and may raise anything
+        raise FlatlensError(_told(f"Cannot import model {name!r}", error)) from error
+    if isinstance(found, nn.Module):
+        return lambda: copy.deepcopy(found)  # the next run in this process finds it untrained
     if not callable(found):
-        raise FlatlensError(f"Model {name!r} is not callable; name a function or a class.")
+        raise FlatlensError(
+            f"Model {name!r} is not callable; name a function, a class or a torch.nn.Module."
+        )
     factory: Callable[..., Any] = found
     return factory
+
+
+def _told(failed: str, error: Exception) -> str:
+    """One sentence: what failed, what was raised, and the last line of the user's file before."""
+    told = [failed, type(error).__name__, textwrap.shorten(str(error), LONGEST)]
+    reason = ": ".join(filter(None, told)).rstrip(".")
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and "importlib" not in frame.filename
+    ]
+    own = [frame for frame in frames if frame.filename == frames[0].filename]
+    where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    return f"{reason}{where}."
 
 
 def _he_fan_out(net: nn.Sequential) -> nn.Sequential:

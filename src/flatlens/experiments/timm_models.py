@@ -36,7 +36,7 @@ def timm() -> Any:
     try:
         return import_module("timm")
     except ImportError as error:
-        raise FlatlensError("The zoo needs timm: pip install flatlens[zoo].") from error
+        raise FlatlensError("Models of timm need pip install flatlens[zoo].") from error
 
 
 def select(patterns: Sequence[str], source: str) -> list[str]:
@@ -70,9 +70,9 @@ def _check(name: str) -> None:
     library = timm()
     base, _, tag = name.partition(".")
     if not library.is_model(base):
-        close = difflib.get_close_matches(base, library.list_models(), 1)
-        told = f"; do you mean {close[0]}?" if close else "."
-        raise FlatlensError(f"timm has no model {base}{told}")
+        close = difflib.get_close_matches(base, library.list_models())
+        told = f"; do you mean {' or '.join(close)}?" if close else "."
+        raise FlatlensError(f"timm has no model {base!r}{told}")
     if tag and name not in library.list_models(f"{base}*", pretrained=True):
         raise FlatlensError(f"timm has no weights {tag} for {base}.")
 
@@ -110,6 +110,16 @@ def weights_file(folder: Path, name: str) -> Path:
             f"{folder} has no weights of {name}: a file {name} with one of {' '.join(SUFFIXES)}."
         )
     return found[0]
+
+
+def create(name: str, **options: Any) -> nn.Module:
+    """The model as `timm.create_model` makes it, by default with random weights.
+
+    Those come from torch's global generator. `options` are timm's: num_classes, img_size,
+    in_chans, pretrained and others.
+    """
+    _check(name)
+    return uncached(timm().create_model(name, **options))
 
 
 def build(name: str, source: str, seed: int = 0, offline: bool = False) -> nn.Module:
