@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import flatlens as fl
 from flatlens import FlatlensError
 from flatlens.losses import get_loss, targets
 
@@ -170,3 +171,143 @@ def test_cross_entropy_of_one_output_points_to_the_binary_one():
 def test_unknown_losses_are_refused_in_one_sentence(spec, says):
     with pytest.raises(FlatlensError, match=says):
         get_loss(spec)
+
+
+# -- in a measurement ----------------------------------------------------------
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, N)).double()
+
+
+@pytest.fixture
+def x():
+    return torch.randn(n, 3, generator=torch.Generator().manual_seed(4)).double()
+
+
+def test_accuracy_is_of_classes_alone(network, x, y):
+    one_hot = F.one_hot(y, N)
+    right = 100 * (network(x).argmax(1) == y).double().mean()
+    for classes in (y, y.int(), y.tolist(), y[:, None], one_hot, one_hot.double(), one_hot.bool()):
+        assert fl.measure(network, x, classes)["accuracy"] == pytest.approx(float(right))
+    values = torch.randn(n, N, generator=torch.Generator().manual_seed(5)).double()
+    two = one_hot + F.one_hot((y + 1) % N, N)
+    for other in (values, values.softmax(1), two, 2 * one_hot, 0 * one_hot):
+        m = fl.measure(network, x, other)
+        assert "loss" in m.values
+        assert "accuracy" not in m.values
+
+
+def test_a_function_may_take_targets_of_any_shape(network, x):
+    m = fl.measure(network, x, torch.ones(n, 2), loss=lambda f, y: (f.sum(1) - y.sum(1)).square())
+    assert m["loss"] == pytest.approx((network(x).sum(1) - 2).square().mean().item())
+    assert "accuracy" not in m.values
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "sketch", "directions": 2}])
+def test_of_the_papers_loss_the_loss_aware_names_are_the_papers(network, x, options):
+    m = fl.measure(network, x, **options)
+    assert m["gauss_newton_trace"] == m["sharpness"]
+    assert (m["loss_mls"], m["loss_nmls"]) == (m["mls"], m["nmls"])
+    if options:
+        assert m["gauss_newton_trace_se"] == m["sharpness_se"]
+    with pytest.raises(KeyError, match="no quantity 'mls'"):
+        fl.measure(network, x, quantities=["sharpness"])["loss_mls"]
+    other = fl.measure(network, x, loss="squared")
+    assert other["gauss_newton_trace"] == pytest.approx(2 * other["sharpness"])
+
+
+def test_a_function_without_targets_is_refused_in_one_sentence(network, x):
+    for inputs in (x, [x[:2], x[2:]]):
+        with pytest.raises(FlatlensError, match="a function as loss needs targets; give y"):
+            fl.measure(network, inputs, loss=log_cosh)
+    assert "loss" in fl.measure(network, [(x, torch.zeros(n, N))], loss=log_cosh).values
+
+
+def test_an_estimate_that_is_exact_has_an_error_of_zero(network, x, y):
+    names = ["hessian_trace", "adaptive_sharpness_sampled", "relative_flatness", "lambda_max"]
+    m = fl.measure(network, x, y, quantities=names)
+    assert m["hessian_trace_se"] == m["relative_flatness_se"] == 0.0
+    assert m["adaptive_sharpness_sampled_se"] > 0
+    assert "lambda_max_se" not in m.values  # that one has a certificate, no error
+
+
+WEIGHTS = torch.tensor([1.0, 2.0, 30.0, 4.0, 5.0])  # float32, f is float64
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        nn.CrossEntropyLoss(weight=WEIGHTS),
+        nn.CrossEntropyLoss(ignore_index=2),
+        lambda f, y: F.cross_entropy(f, y) ** 2,
+        lambda f, y: (f - f.mean(0)).square().sum(),
+    ],
+    ids=["weights", "ignored", "square", "coupled"],
+)
+def test_one_number_that_is_no_mean_or_sum_over_samples_is_refused(spec, f):
+    y = torch.tensor([0, 0, 2, 2, 1, 3, 4])
+    for rows in ([slice(0, 7)], [slice(i, i + 1) for i in range(7)], [slice(0, 2), slice(2, 4)]):
+        loss = get_loss(spec)
+        with pytest.raises(FlatlensError, match=r'neither the mean .*reduction="none"'):
+            [loss(f[i], y[i]) for i in rows]
+
+
+def test_weights_and_ignored_targets_without_a_reduction_are_averaged_over_all_samples(f, y):
+    own = {"ignore_index": int(y[0]), "reduction": "none"}
+    loss = get_loss(nn.CrossEntropyLoss(weight=WEIGHTS, **own))
+    theirs = F.cross_entropy(f, y, weight=WEIGHTS.double(), **own)
+    torch.testing.assert_close(loss(f, y), theirs)
+    assert loss(f, y)[0] == 0
+    R = loss.root(f, y)
+    torch.testing.assert_close(R @ R.mT, hessians(loss, f, y), rtol=1e-10, atol=1e-12)
+    summed = get_loss(nn.CrossEntropyLoss(weight=WEIGHTS, ignore_index=int(y[0]), reduction="sum"))
+    torch.testing.assert_close(summed(f, y), theirs)
+
+
+def test_a_weighted_loss_is_measured_as_torch_has_it_or_not_at_all():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
+    x, y, weight = torch.randn(6, 3), torch.tensor([0, 1, 2, 2, 1, 0]), torch.tensor([1.0, 2, 30])
+    mean, each = (nn.CrossEntropyLoss(weight=weight, reduction=r) for r in ("mean", "none"))
+    for chunk in (None, 1):
+        for quantity in (fl.perturb.hessian_trace, fl.perturb.adaptive_sharpness_sampled):
+            with pytest.raises(FlatlensError, match="neither the mean nor the sum"):
+                quantity(net, x, y, loss=mean, chunk=chunk)
+    with pytest.raises(FlatlensError, match="neither the mean nor the sum"):
+        fl.measure(net, x, y, loss=mean)
+
+    def torchs(*parameters):
+        named = dict(zip(dict(net.named_parameters()), parameters, strict=True))
+        return each(torch.func.functional_call(net, named, (x,)), y).mean()
+
+    H = torch.autograd.functional.hessian(torchs, tuple(net.parameters()))
+    parts = [H[i][i].reshape(p.numel(), -1).trace() for i, p in enumerate(net.parameters())]
+    found = fl.perturb.hessian_trace(net, x, y, loss=each, directions=10**3)
+    assert found.value == pytest.approx(float(sum(parts)), rel=1e-4)
+    m = fl.measure(net, x, y, loss=each)
+    assert m["loss"] == pytest.approx(each(net(x), y).mean().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_one_number_is_checked_with_one_sample_of_an_earlier_call(rows, f, y):
+    calls = []
+
+    def mean(f, y):
+        calls.append(len(f))
+        return F.cross_entropy(f, y)
+
+    loss = get_loss(mean)
+    loss(f[:rows], y[:rows])
+    once = len(calls)
+    assert calls == [1] if rows == 1 else [7, *[1] * 7]
+    loss(f[-rows:], y[-rows:])
+    assert sorted(calls[once:]) == sorted([*calls[:once], 1, rows + 1])
+
+
+def test_one_loss_a_sample_may_come_as_a_column(f):
+    y = torch.randn(n, 1).double()
+    loss = get_loss(nn.MSELoss(reduction="none"))
+    torch.testing.assert_close(loss(f[:, :1], y), (f[:, 0] - y[:, 0]).square())

@@ -141,6 +141,7 @@ class Recorder(TorchFunctionMode):
         self.tokens = tokens  # integer inputs, which are seen through their embeddings
         self.embedded: list[tuple[Tensor, GradientEdge]] = []
         self.names = {id(p): name for name, p in model.named_parameters()}
+        self.storages = {p.untyped_storage().data_ptr() for p in model.parameters()}
         self.pad_modes = {
             (tuple(m._reversed_padding_repeated_twice), m.padding_mode)
             for m in model.modules()
@@ -362,8 +363,10 @@ class Recorder(TorchFunctionMode):
         return isinstance(value, Tensor) and id(value) in self.names and value.requires_grad
 
     def of_parameters(self, t: Tensor) -> bool:
-        """Whether ``t`` is made of parameters alone, as a standardised weight is, or constant."""
-        return not t.requires_grad or Graph(t).leaves <= self.names.keys()
+        """Whether ``t`` is made of parameters alone, or a view of a frozen one."""
+        if t.requires_grad:
+            return Graph(t).leaves <= self.names.keys()
+        return t.untyped_storage().data_ptr() in self.storages
 
     def new_event(self, shape: torch.Size) -> int:
         """Note that a parameter meets a result of ``shape``; trial runs compare these shapes."""

@@ -395,7 +395,7 @@ def zoo(
     directions: Positive = 8,
     perturbations: Natural = 4,
     paper: Annotated[bool, Parameter(negative="")] = False,
-    max_se: float = 0.15,
+    max_se: AboveZero = 0.15,
     seed: Natural = 0,
     engine: Literal["local", "dask"] = "local",
     workers: Positive | None = None,
@@ -491,7 +491,7 @@ def report(
     measurements: Annotated[
         list[Path] | None, Parameter(consume_multiple=True, negative="")
     ] = None,
-    max_se: float = 0.15,
+    max_se: AboveZero = 0.15,
 ) -> None:
     """Write all that runs hold into one interactive HTML file that needs no network.
 

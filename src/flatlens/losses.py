@@ -16,13 +16,13 @@ between df/dx and df/dtheta holds for R^T df/dx and R^T df/dtheta (docs/theory.m
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from flatlens.errors import FlatlensError
 
@@ -186,28 +186,63 @@ class BinaryCrossEntropy(Loss):
 class Custom(Loss):
     """Any function of f [b, N] and y [b, ...] that gives [b] losses, or one number for the batch.
 
-    One number (a mean or a sum) is asked for sample by sample, so that both mean the same.
+    Losses of samples are averaged over samples, each counted once. One number is asked for sample
+    by sample, so that a mean and a sum mean the same; it is refused where it is neither of them, as
+    with class weights, ignored targets, or samples that are compared with each other.
     """
 
     function: Callable[[Tensor, Any], Tensor] = lambda f, y: f.new_zeros(len(f))
+    # f and y of an earlier sample, without which a batch of one does not show how it is averaged
+    earlier: list[Tensor] = field(default_factory=list, repr=False, compare=False)
 
     def __call__(self, f: Outputs, y: Any) -> Float[Tensor, " b"]:
         y = as_tensor(y, f)
         if y.dim() == 0 or len(y) != len(f):
             raise FlatlensError(f"y does not have one entry for each of the {len(f)} samples")
-        values = self.function(f, y)
+        values = self._of(f, y)
+        if isinstance(values, Tensor) and values.shape in (f.shape[:1], (len(f), 1)):
+            return values.reshape(-1)
         if isinstance(values, Tensor) and values.numel() == 1:
-            if len(f) == 1:
-                return values.reshape(1)
-            rows = [slice(i, i + 1) for i in range(len(f))]
-            return torch.stack([self.function(f[i], y[i]).reshape(()) for i in rows])
-        if not isinstance(values, Tensor) or values.shape != f.shape[:1]:
-            shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            each = values.reshape(1) if len(f) == 1 else self._each(f, y)
+            self._check(f.detach(), y, values.detach(), each.detach())
+            return each
+        shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise FlatlensError(
+            f"the loss gives {shape} for {len(f)} samples; return one loss a sample or their mean"
+        )
+
+    def _of(self, f: Tensor, y: Tensor) -> Any:
+        """What the function gives; a module's own tensors (class weights) in the precision of f."""
+        if isinstance(self.function, nn.Module):
+            own = {**dict(self.function.named_parameters()), **dict(self.function.named_buffers())}
+            cast = {k: t.to(f) for k, t in own.items() if t.is_floating_point()}
+            if any(cast[k] is not own[k] for k in cast):
+                return torch.func.functional_call(self.function, cast, (f, y))
+        return self.function(f, y)
+
+    def _each(self, f: Tensor, y: Tensor) -> Tensor:
+        rows = [slice(i, i + 1) for i in range(len(f))]
+        return torch.stack([self._of(f[i], y[i]).reshape(()) for i in rows])
+
+    @torch.no_grad()
+    def _check(self, f: Tensor, y: Tensor, whole: Tensor, each: Tensor) -> None:
+        """Refuses one number for samples that is neither their mean nor their sum, to rounding."""
+        row = [f[:1], y[:1]]
+        if [t.shape for t in self.earlier] == [t.shape for t in row]:
+            row = [old.to(new) for old, new in zip(self.earlier, row, strict=True)]
+            each = torch.cat([each, self._each(*row)])
+            whole = self._of(torch.cat([f, row[0]]), torch.cat([y, row[1]]))
+        rtol = torch.finfo(each.dtype).eps ** 0.5
+        sums = torch.stack([each.sum(), each.mean()])
+        room = rtol * torch.stack([each.abs().sum(), each.abs().mean()])
+        same = (whole == sums) | (whole.isnan() & sums.isnan()) | ((whole - sums).abs() <= room)
+        if not bool(same.any()):
             raise FlatlensError(
-                f"the loss gives {shape} for {len(f)} samples; return one loss a sample or their "
-                "mean"
+                "the loss gives one number for a batch that is neither the mean nor the sum over "
+                'its samples (class weights, ignored targets?); give it with reduction="none", '
+                "whose values are averaged over all samples"
             )
-        return values
+        self.earlier[:] = [t.clone() for t in row]
 
     def hessian(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N N"]:
         y = as_tensor(y, f)

@@ -24,13 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, first_line
 from flatlens.experiments import images as pictures
 from flatlens.experiments.files import replacing
 from flatlens.experiments.progress import sweep_bar
 from flatlens.experiments.runs import Run, RunBusyError, read_runs
 from flatlens.experiments.sweep import Engine, Outcome, _mark, _result, engine_of
 from flatlens.experiments.timm_models import (
+    CLASSES,
     build,
     family,
     reachable,
@@ -40,9 +41,11 @@ from flatlens.experiments.timm_models import (
     weights_file,
 )
 from flatlens.metrics import METRICS, Metric
+from flatlens.passes import COUPLED
 from flatlens.perturb import adaptive_sharpness_sampled, input_sensitivity_ascent
 from flatlens.probes import Probe
 from flatlens.sketched import sketch
+from flatlens.track.runs import CONFIG, _read_config
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,9 +54,9 @@ QUANTITIES = ("normalized_mls", "adaptive_sharpness", "sharpness", "mls", "input
 AXES = ("adaptive_sharpness", "normalized_mls")
 OUTPUTS = {"sigmoid": torch.sigmoid, "logits": None}
 TOLERANCE = 1e-3  # of Lanczos, relative to the squared singular value
-CHUNKS = (None, 2, 1)  # images at a time: as it likes, then fewer where memory is short
+CHUNKS = (None, 2, 1)  # images at a time: as it likes; fewer if memory is short or they mix
 PAPER = {"perturbations": 50, "antithetic": False}  # Eq. 46 as the authors ran it
-SKIPPED = "skipped.txt"
+SKIPPED, FIGURE = "skipped.txt", "figure3"
 SHOWN = ("class", "parameters", *(f"{a}{e}" for a in AXES for e in ("", "_se")), "top1")
 # rough costs, for a table: of an image, in forward passes; of memory, in what one pass keeps
 FORWARDS, IMAGES_AT_ONCE, SECOND_DERIVATIVE = 100, 5, 4
@@ -121,6 +124,56 @@ class Zoo:
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "device"}
         return {"model": model, **settings, "images": _digest(files), "source": source}
 
+    def check(self, engine: str = "local") -> None:
+        """Refuses what would fail with every model."""
+        _check_source(self.source)
+        try:  # workers of Dask may have devices that are not here
+            device = torch.device(self.device)
+            if engine == "local":
+                torch.zeros(1, device=device).item()
+        except (RuntimeError, AssertionError) as error:
+            reason = first_line(error).rstrip(".")
+            raise FlatlensError(f"The device {self.device} cannot be used: {reason}.") from error
+        files, labels = choose(Path(self.images), self.n)
+        for file in files:
+            _picture(file)
+        if self.paper and labels is None:
+            raise FlatlensError(
+                f"Eq. 46 of the paper needs the classes of the images in {self.images}; begin "
+                f"their names with a number below {CLASSES} (012_cat.jpg), or leave out --paper."
+            )
+
+    def check_folder(self, folder: Path) -> None:
+        """Refuses a folder with records of other settings: one figure shows all of a folder."""
+        files, _ = choose(Path(self.images), self.n)
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        own = {k: v for k, v in own.items() if k not in ("device", "source", "images")}
+        own |= {"images": _digest(files), "source": self.source == "random"}
+        for path in sorted(folder.rglob(CONFIG)):
+            there = _read_config(path)
+            if not own.keys() <= there.keys():
+                raise FlatlensError(f"{path.parent} is no run of a zoo; choose another folder.")
+            there["source"] = there["source"] == "random"
+            for key, value in own.items():  # images near the end: their number changes them, too
+                if there[key] != value:
+                    raise FlatlensError(
+                        f"{path.parent} was made with {_told(key, there[key], value)}; choose "
+                        "another folder, or the settings it has."
+                    )
+
+
+def _told(key: str, old: Any, new: Any) -> str:
+    if key == "images":
+        return "other images"
+    if key == "source":
+        return f"{'random' if old else 'trained'} weights"
+    return f"{key}={old!r}, not {new!r}"
+
+
+def _check_source(source: str) -> None:
+    if source not in ("pretrained", "random") and not Path(source).is_dir():
+        raise FlatlensError(f"{source} is not a folder; give one that has weights.")
+
 
 def _digest(files: Sequence[Path]) -> str:
     """Of what the files hold; those that have not changed are read once."""
@@ -150,16 +203,15 @@ def zoo(
     `workers` processes (by default as many as cores and threads allow), "dask" the scheduler at
     `address`, or a cluster of local processes.
     """
+    settings.check(engine)
     names = select(models, settings.source)
-    files, _ = choose(Path(settings.images), settings.n)
-    for file in files:
-        _picture(file)  # what cannot be read is told before anything is measured
     folder = Path(out).absolute()
+    settings.check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     todo = [name for name in names if not (folder / name / "done").exists()]
     for name in set(names) - set(todo):
         with contextlib.suppress(RunBusyError):
-            Run.open(folder / name, settings.identity(name)).close()  # with the same settings?
+            Run.open(folder / name, settings.identity(name)).close()  # with the same weights?
     settings = replace(settings, images=str(Path(settings.images).absolute()))
     if settings.source not in ("pretrained", "random"):
         settings = replace(settings, source=str(Path(settings.source).absolute()))
@@ -177,6 +229,8 @@ def zoo(
                     show(len(skipped), len(busy))
     frame = read_runs(folder) if any(folder.rglob("records.jsonl")) else _nothing()
     frame.attrs |= {"skipped": skipped, "busy": busy}
+    for old in folder.glob(f"{FIGURE}.*"):  # of the records before; the command draws it anew
+        old.unlink(missing_ok=True)
     return frame
 
 
@@ -187,14 +241,27 @@ def _nothing() -> pd.DataFrame:
 
 
 def kept(frame: pd.DataFrame, max_se: float | None) -> tuple[pd.DataFrame, dict[str, float]]:
-    """The models whose relative standard errors of both axes are small enough, and the others."""
-    if max_se is None or frame.empty:
+    """The models whose relative standard errors of both axes are small enough, and the others.
+
+    Where Lanczos did not converge, an error is not known: it is given as infinite.
+    """
+    if max_se is not None and not max_se > 0:
+        raise FlatlensError(f"max_se={max_se} would drop every model; give a number above 0.")
+    if frame.empty:
         return frame, {}
     errors = [frame[f"{axis}_se"] / frame[axis] for axis in AXES]
     worst = np.maximum(*(np.asarray(e, float) for e in errors))
-    good = worst < max_se
+    worst[~converged(frame)] = np.inf
+    good = ~np.isposinf(worst) if max_se is None else worst < max_se
     models = frame["model"].to_numpy()[~good].tolist()
     return frame[good], dict(zip(models, worst[~good].tolist(), strict=True))
+
+
+def converged(frame: pd.DataFrame) -> Any:
+    """Whether Lanczos reached its tolerance for every image of a model, as far as records say."""
+    if "spectra_converged" not in frame:
+        return np.ones(len(frame), dtype=bool)
+    return ~frame["spectra_converged"].eq(False).to_numpy(dtype=bool)
 
 
 # ------------------------------------------------------------------ what a person reads
@@ -202,6 +269,7 @@ def kept(frame: pd.DataFrame, max_se: float | None) -> tuple[pd.DataFrame, dict[
 
 def listing(models: Sequence[str], source: str, n: int) -> list[list[str]]:
     """Rows of a table: the models that would run, what they are, and about what they take."""
+    _check_source(source)
     a = torch.randn(512, 512)
     start = time.perf_counter()
     for _ in range(8):
@@ -245,9 +313,9 @@ def text(told: Mapping[str, Any]) -> str:
             for row in told["models"].values()
         ]
         lines += columns([names, *rows])
-    lines += [
-        f"dropped {name}: relative standard error {e:.2f}" for name, e in told["dropped"].items()
-    ]
+    for name, e in told["dropped"].items():
+        why = "Lanczos did not converge" if np.isposinf(e) else f"relative standard error {e:.2f}"
+        lines.append(f"dropped {name}: {why}")
     lines += [f"skipped {name}: {reason}" for name, reason in told["skipped"].items()]
     lines += [f"left to another process: {name}" for name in told["busy"]]
     lines += [told["figure"]] if "figure" in told else []
@@ -276,7 +344,8 @@ def choose(folder: Path, n: int) -> tuple[list[Path], list[int] | None]:
 
 def _label(file: Path, order: Mapping[str, int]) -> int | None:
     for name in (file.name, file.parent.name):
-        if number := re.match(r"\d+(?=_|$)", name):
+        number = re.match(r"\d+(?=_|$)", name)
+        if number and int(number[0]) < CLASSES:  # not 2024_0.jpg
             return int(number[0])
     return order.get(file.parent.name)
 
@@ -436,7 +505,7 @@ def _record(model: str, settings: Zoo, chunk: int | None, offline: bool) -> dict
         try:
             return record(model, settings, at_once, offline)
         except (RuntimeError, MemoryError, FlatlensError) as error:
-            if not out_of_memory(error):
+            if not out_of_memory(error) and str(error) != COUPLED:
                 raise
     raise FlatlensError(f"Memory is too short for {model}, even for one image at a time.")
 
@@ -447,23 +516,32 @@ def _record(model: str, settings: Zoo, chunk: int | None, offline: bool) -> dict
 def _outcomes(
     todo: Sequence[str], settings: Zoo, engine: Engine, folder: Path, offline: bool
 ) -> Iterator[tuple[str, Outcome]]:
-    """Each model with what became of it, in the order in which they end."""
+    """Each model with what became of it, in the order in which they end.
+
+    A process that dies takes what runs beside it along. So a model that was lost runs once more at
+    the end with nothing beside it: what is lost then is its own doing.
+    """
     token = _mark(folder)
-    waiting, running = list(reversed(todo)), dict[Any, str]()
+    waiting, alone, running = list(reversed(todo)), list[str](), dict[Any, str]()
     lost = dict.fromkeys(todo, 0)
+
+    def start(name: str) -> None:
+        chunk = 1 if lost[name] > 1 else None  # a process that dies is short of memory
+        task = (name, asdict(settings), str(folder), token, chunk, offline)
+        running[engine.submit(run_model, *task)] = name
+
     try:
-        while waiting or running:
+        while waiting or alone or running:
             while waiting and (engine.window is None or len(running) < engine.window):
-                name = waiting.pop()
-                chunk = 1 if lost[name] > 1 else None  # a process that dies is short of memory
-                task = (name, asdict(settings), str(folder), token, chunk, offline)
-                running[engine.submit(run_model, *task)] = name
+                start(waiting.pop())
+            if not running:
+                start(alone.pop(0))
             done, _ = engine.wait(list(running))
             for future in done:
                 name, outcome = running.pop(future), _result(future)
                 if outcome.status == "lost" and lost[name] < engine.losses:
                     lost[name] += 1
-                    waiting.insert(0, name)
+                    alone.append(name)
                 else:
                     yield name, _keep(name, settings, outcome, folder)
     finally:

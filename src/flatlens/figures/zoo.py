@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from flatlens.errors import FlatlensError
 from flatlens.experiments import records
 from flatlens.experiments.statistics import DRAWS, Array, Estimate, correlation, interval, ranks
+from flatlens.experiments.zoo import converged
 from flatlens.figures import style
 from flatlens.figures.correlations import number
 
@@ -28,7 +29,9 @@ def zoo(df: pd.DataFrame, x: str = "adaptive_sharpness", y: str = "normalized_ml
     with a 95 % bootstrap interval over classes, for variants of one class are not independent, and
     one over models. Classes that lie far off the line as a whole are named beside their points.
     `x` and `y` are columns of `read_runs`: other estimators of the axes can be drawn as well.
+    Models whose Lanczos did not converge are left out, and their number is told.
     """
+    left_out = int((~converged(df)).sum())
     df, a, b, classes = points(df, x, y)
     names = order(classes)
     with style.look():
@@ -54,15 +57,16 @@ def zoo(df: pd.DataFrame, x: str = "adaptive_sharpness", y: str = "normalized_ml
         ax.set_yscale("log")
         ax.set_xlabel(AXES.get(x, style.name(x)))
         ax.set_ylabel(AXES.get(y, style.name(y)))
-        _legend(figure, ax, rank_correlation(a, b, classes), rank_correlation(a, b), len(names))
+        over = rank_correlation(a, b, classes), rank_correlation(a, b)
+        _legend(figure, ax, *over, len(names), left_out)
     return figure
 
 
 def points(df: pd.DataFrame, x: str, y: str) -> tuple[pd.DataFrame, Array, Array, Any]:
-    """The models that have both numbers, the logarithms of these, and their classes."""
+    """The models that have both numbers, converged; the logarithms of these, and their classes."""
     records.require(df, ["model", "class", x, y])
     a, b = records.numbers(df, x), records.numbers(df, y)
-    good = np.isfinite(a) & np.isfinite(b) & (a > 0) & (b > 0)
+    good = np.isfinite(a) & np.isfinite(b) & (a > 0) & (b > 0) & converged(df)
     if good.sum() < FEWEST:
         raise FlatlensError(f"Figure 3 needs {FEWEST} models or more, there are {good.sum()}.")
     df = df[good]
@@ -134,11 +138,14 @@ def _marker(k: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _legend(figure: Figure, ax: Axes, over: Estimate, models: Estimate, classes: int) -> None:
+def _legend(
+    figure: Figure, ax: Axes, over: Estimate, models: Estimate, classes: int, left_out: int
+) -> None:
     title = f"{models.n} models of {classes} classes; Spearman's ρ {number(models.value)}"
     for estimate, what in ((over, "classes"), (models, "models")):
         if np.isfinite(estimate.low):
             title += f", [{number(estimate.low)}, {number(estimate.high)}] over {what}"
+    title += f"; {left_out} left out, not converged" if left_out else ""
     figure.legend(
         *ax.get_legend_handles_labels(), loc="outside upper center", ncols=6, title=title,
         title_fontsize=style.RC["legend.fontsize"], handletextpad=0.1, columnspacing=1.0,

@@ -247,6 +247,7 @@ def _zoo(
     yield more(f"The numbers of {len(rows)} models", table(heads, rows, "One row a model"))
     if dropped:
         told = f"Left out: relative standard error on an axis of {max_se:g} or more"
+        told += " (inf: Lanczos did not converge)"
         yield table(["model", "relative standard error"], dropped.items(), told)
     skipped = {f.parent.name: f.read_text() for f in sorted(source.base.rglob(SKIPPED))}
     if skipped:
