@@ -115,22 +115,37 @@ def sound(side: Record) -> bool:
 
 def per_sample(side: Record, clock: str = "wall") -> list[float | None]:
     """Seconds per sample of each repeat; the first call is a repeat only if it is the only one."""
-    walls = side[clock]
-    later = walls[1:] if any(w is not None for w in walls[1:]) else walls[:1]
-    return [None if w is None else w / side["ran"] for w in later]
+    first, *later = (None if w is None else w / side["ran"] for w in side[clock])
+    return [None, *later] if any(w is not None for w in later) else [first]
 
 
 def ratio(above: Record, below: Record) -> float:
-    """Median over repeats of the ratio within a repeat, per sample."""
+    """Median over repeats of the ratio within a repeat, per sample; that of the medians where the
+    sides have no repeat in common."""
     a, b = per_sample(above), per_sample(below)
     both = [x / y for x, y in zip(a, b, strict=False) if x is not None and y is not None]
-    return median(both) if both else math.nan
+    return median(both) if both else middle(a) / middle(b)
+
+
+def middle(times: Sequence[float | None]) -> float:
+    return median(t for t in times if t is not None)
 
 
 def seconds(record: Record, side: str, clock: str = "wall") -> float:
     """Median time for all samples of the cell; scaled up where fewer were run."""
-    times = [t for t in per_sample(record["sides"][side], clock) if t is not None]
-    return median(times) * record["cell"]["samples"]
+    return middle(per_sample(record["sides"][side], clock)) * record["cell"]["samples"]
+
+
+def first(record: Record, side: str) -> float:
+    """The same of the first call."""
+    found = record["sides"][side]
+    return float(found["wall"][0] / found["ran"] * record["cell"]["samples"])
+
+
+def unchecked(record: Record) -> bool:
+    """The value of flatlens was compared with nobody's (told since records have `against`)."""
+    found = record["sides"].get("flatlens", {})
+    return "error" not in found and "against" in found and found["against"] is None
 
 
 def peers(record: Record) -> dict[str, Record]:
@@ -161,7 +176,7 @@ def ratios(record: Record) -> dict[str, float]:
             found[f"{ours} / fastest peer"] = ratio(sides[ours], sides[best])
             peak = max(sides[best]["peak_mib"], 1.0)
             found[f"{ours} / fastest peer, memory"] = sides[ours]["peak_mib"] / peak
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+    return found
 
 
 def curve(record: Record, side: str) -> list[tuple[int, float, float]]:

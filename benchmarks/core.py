@@ -51,31 +51,36 @@ def inputs(name: str, n: int) -> Tensor:
 
 
 def floor(model: nn.Module, x: Tensor, batch: int) -> None:
-    """One forward pass and N backward passes with weight gradients."""
-    parameters = list(model.parameters())
+    """One forward pass and N backward passes with weight gradients, added up as in training.
+
+    Gradients that are dropped at once are slower: their memory goes back to the system every time.
+    """
     for chunk in x.split(batch):
-        backward_each_output(model(chunk), parameters)
+        out = model(chunk)
+        for v in range(out.shape[1]):  # the backward of `unbind` would touch all outputs each time
+            out[:, v].sum().backward(retain_graph=v + 1 < out.shape[1])
+    model.zero_grad()
 
 
-def lower_limit(model: nn.Module, x: Tensor, batch: int) -> None:
-    """One forward pass and N backward passes onto the input and the layers' outputs."""
+def lower_limit(model: nn.Module, x: Tensor, batch: int, image: bool = True) -> None:
+    """One forward pass and N backward passes onto the layers' outputs, and onto the input."""
     captured: list[Tensor] = []
     layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
     hooks = [m.register_forward_hook(lambda _m, _x, z: captured.append(z)) for m in layers]
     try:
         for chunk in x.split(batch):
             captured.clear()
-            leaf = chunk.clone().requires_grad_()
+            leaf = chunk.clone().requires_grad_(image)
             out = model(leaf)
-            backward_each_output(out, [leaf, *captured])
+            backward_each_output(out, [leaf, *captured] if image else captured)
     finally:
         for hook in hooks:
             hook.remove()
 
 
 def backward_each_output(out: Tensor, targets: Sequence[Tensor]) -> None:
-    for v, f_v in enumerate(out.unbind(1)):
-        torch.autograd.grad(f_v.sum(), targets, retain_graph=v + 1 < out.shape[1])
+    for v in range(out.shape[1]):
+        torch.autograd.grad(out[:, v].sum(), targets, retain_graph=v + 1 < out.shape[1])
 
 
 def jacrev_oracle(model: nn.Module, x: Tensor) -> None:

@@ -81,7 +81,8 @@ def jacobian_norms(model: nn.Module, x: Tensor) -> Tensor:
     """The truth: one backward pass an output, then SVDs."""
     x = x.clone().requires_grad_()
     f = model(x)
-    rows = [torch.autograd.grad(f_v.sum(), x, retain_graph=True)[0] for f_v in f.unbind(1)]
+    each = range(f.shape[1])
+    rows = [torch.autograd.grad(f[:, v].sum(), x, retain_graph=True)[0] for v in each]
     return torch.linalg.svdvals(torch.stack(rows, 1).flatten(2))[:, 0]
 
 

@@ -1,6 +1,6 @@
 """Other packages on the same numbers: time, memory and value of each, beside flatlens.
 
-    python benchmarks/peers.py --plan default --json peers.jsonl           # about 25 minutes
+    python benchmarks/peers.py --plan default --json peers.jsonl           # about 30 minutes
     python benchmarks/peers.py --plan default --json peers.jsonl --append  # go on where it stopped
     python benchmarks/peers.py --cases a --models mlp --outputs 10 --samples 100 --threads 1 2
     python benchmarks/tables.py peers.jsonl                                # docs/benchmarks.md
@@ -9,7 +9,8 @@ Every side of a cell has a process of its own, and all of them wait while one wo
 taken in turn, and the peak of memory is that side's alone. Each works at its fastest batch size
 (1, 5, 20 or 100 samples; flatlens in its default chunks), found beforehand in another process.
 A side that is too slow for its share of the time works on fewer samples, and its time is scaled
-up (`ran` says how many). One that fails is a line of text; one that is wrong is not ranked.
+up (`ran` says how many). One that fails is a line of text; one that is wrong is not ranked: values
+are compared with the loop's, or with those of flatlens where the loop took fewer samples.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import argparse
 import gc
 import importlib.metadata
 import itertools
-import json
 import math
 import multiprocessing
 import os
@@ -30,7 +30,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,10 @@ import torch
 from cells import Cell, Record
 
 LADDER = (1, 5, 20, 100)  # samples at a time
+TUNING = 3  # budgets to find the fastest of them
 MOST = 1000  # samples that are run; more are scaled
 RUNGS = (3, 12, 48, 192)  # products of an estimator; Hutch++ wants thirds
+REFERENCES = ("loop", "jacrev", "jacrev+autograd")
 SEEDS, FEWEST = 20, 5  # where time is short
 LIBRARIES = (
     *("torch", "backpack-for-pytorch", "opacus", "nngeometry", "asdfghjkl"),
@@ -79,31 +81,51 @@ def warmed(cell: Cell, side: str) -> None:
         run(2)
 
 
-def tuned(cell: Cell, side: str, budget: float) -> tuple[int, float]:
-    """The fastest batch size, and seconds per sample at it."""
+def tried(cell: Cell, side: str, budget: float) -> Iterator[tuple[int, float]]:
+    """Batch sizes and seconds per sample, until larger ones do not pay."""
     torch.set_num_threads(cell.threads)
-    best: tuple[int, float] | None = None
-    most, total = min(cell.samples, LADDER[-1]), 0.0
+    most, best = min(cell.samples, LADDER[-1]), math.inf
     ladder = [*(b for b in LADDER if b < most), most]
-    for batch, following in itertools.zip_longest(ladder, ladder[1:], fillvalue=most):
+    for batch in ladder[:1] if side == "loop" else ladder:
         try:
             _, run = made(cell, side, batch)
             spent = core.seconds(partial(run, batch))
-            total += spent
             if spent < budget / 20:  # cheap enough for a look that is warm
-                spent = core.seconds(partial(run, batch))
+                spent = min(spent, core.seconds(partial(run, batch)))
         except (RuntimeError, MemoryError):
-            if best is None:
-                raise
-            break
-        if best is None or spent / batch < best[1]:
-            best = batch, spent / batch
-        elif spent / batch > 1.2 * best[1]:
-            break
-        if total > budget or spent * following / batch > 4 * budget:
-            break
-    assert best is not None
-    return best
+            if best < math.inf:
+                return
+            raise
+        yield batch, spent / batch
+        if spent / batch > 1.2 * best or (spent > budget and spent / batch > best):
+            return
+        best = min(best, spent / batch)
+
+
+def tuned(cell: Cell, side: str, options: argparse.Namespace) -> tuple[int, float]:
+    """The fastest batch size, and seconds per sample at it, of those that another process got
+    through in `TUNING` budgets. How a call grows with its batch is not guessed beforehand: the
+    next one has at least three times as long as the last, within a third of the limit."""
+    pipe, far = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(
+        target=answer, args=(far, partial(tried, cell, side, options.budget), options.limit)
+    )
+    process.start()
+    far.close()
+    start, found, wait = time.perf_counter(), [], options.limit
+    until = lambda seconds: start + seconds - time.perf_counter()  # noqa: E731
+    try:
+        while (reply := received(pipe, wait)) is not None:
+            found.append(reply)
+            longer = min(3 * math.prod(reply), until(options.limit / 3))
+            wait = max(until(TUNING * options.budget), longer, 0.0)
+    except (TimeoutError, MemoryError, FailedError):
+        if not found:
+            raise
+    finally:
+        process.kill()
+        process.join()
+    return min(found, key=lambda reply: reply[1])
 
 
 class Timed:
@@ -153,26 +175,19 @@ def share(cell: Cell, side: str, options: argparse.Namespace) -> tuple[int, int]
     n = min(cell.samples, MOST)
     if side.startswith("flatlens") or side in sides.ESTIMATES:
         return n, n  # in its own chunks, never scaled down: its cost has a part that is not of n
-    pipe, far = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(
-        target=answer, args=(far, partial(tuned, cell, side, options.budget), options.limit)
-    )
-    process.start()
-    far.close()
-    try:
-        batch, spent = received(pipe, options.limit)
-    finally:
-        process.kill()
-        process.join()
+    batch, spent = tuned(cell, side, options)
     batches = int(options.budget / (options.repeats + 1) / spent / batch)
     ran = min(n, max(batches, 1) * batch)
     return ran, min(batch, ran)
 
 
-def answer(pipe: Any, work: Callable[[], Any], limit: float) -> None:
-    signal.alarm(math.ceil(limit) + 1)  # ends this process even if its parent is gone
+def answer(pipe: Any, work: Callable[[], Iterator[Any]], limit: float) -> None:
+    """Sends what there is, one by one, and None at the end."""
+    signal.alarm(math.ceil(2 * limit))  # ends this process even if its parent is gone
     try:
-        pipe.send(work())
+        for found in work():
+            pipe.send(found)
+        pipe.send(None)
     except Exception as error:
         pipe.send({"error": one_line(error)})
 
@@ -300,28 +315,32 @@ class Race:
             return None
         return reply
 
-    def turns(self, names: Sequence[str], repeats: int) -> None:
-        """A first call for memory and value, then the repeats; the order rotates."""
-        order = list(names)
-        for repeat in range(repeats + 1):
-            for name in order:
+    def turns(self, names: Sequence[str], repeats: range) -> None:
+        """Repeat 0 is a first call for memory and value; the order rotates."""
+        for repeat in repeats:
+            start = repeat % len(names)
+            for name in (*names[start:], *names[:start]):
                 if name not in self.workers:
                     continue
                 side = self.sides[name]
-                spent = sum(w for w in side["wall"] if w is not None)
-                enough = repeat > 0 and spent * (1 + 1 / repeat) > 2 * self.options.budget
-                reply = None if enough else self.call(name)
+                reply = None if enough(side["wall"], self.options.budget) else self.call(name)
                 if name not in self.workers:
                     continue
                 side["wall"].append(reply and reply["wall"])
                 side["cpu"].append(reply and reply["cpu"])
                 if repeat == 0 and reply:
                     side["peak_mib"], side["value"] = reply["peak_mib"], reply["value"]
-            order = order[1:] + order[:1]
 
     def close(self) -> None:
         for name in list(self.workers):
             self.workers.pop(name).close()
+
+
+def enough(walls: Sequence[float | None], budget: float) -> bool:
+    """Another call would not fit into two budgets. A second one may, for the first one is cold."""
+    spent = [wall for wall in walls if wall is not None]
+    total = sum(spent)
+    return total > 2 * budget or (len(spent) > 1 and total * (1 + 1 / len(spent)) > 2 * budget)
 
 
 def measured(cell: Cell, names: Sequence[str], options: argparse.Namespace) -> Record:
@@ -334,22 +353,22 @@ def measured(cell: Cell, names: Sequence[str], options: argparse.Namespace) -> R
         if cell.case == "b":
             climb(race, record)
         else:
-            race.turns(names, options.repeats)
+            race.turns(names, range(1))
             compare(race.sides)
             least = cells.thriftiest(record)
             if cell.case == "a" and least and "flatlens" in names:
-                memory = max(race.sides[least]["peak_mib"], 1.0) * 2**20
-                within(race, int(memory), options)
+                within(race, int(max(race.sides[least]["peak_mib"], 1.0) * 2**20))
+            race.turns(list(race.sides), range(1, options.repeats + 1))
             shortened(race.sides)
     finally:
         race.close()
     return record
 
 
-def within(race: Race, memory: int, options: argparse.Namespace) -> None:
-    """flatlens once more, held to the memory of the thriftiest peer."""
+def within(race: Race, memory: int) -> None:
+    """flatlens joins once more, held to the memory of the thriftiest peer."""
     race.enter("flatlens_within", memory)
-    race.turns(["flatlens_within"], options.repeats)
+    race.turns(["flatlens_within"], range(1))
     race.sides["flatlens_within"]["memory_mib"] = memory / 2**20
     compare(race.sides)
 
@@ -364,18 +383,38 @@ def shortened(found: dict[str, Record]) -> None:
 
 
 def compare(found: dict[str, Record]) -> None:
-    """Adds `difference`: of each value from that of flatlens, over the same samples."""
-    reference = found.get("flatlens", {}).get("value")
-    for side in found.values():
-        value = side.get("value")
-        if value is not None and reference is not None:
-            side["difference"] = difference(value, reference, side["ran"])
+    """Adds `difference` of each value, over the same samples, and `against`: whose it is from.
+
+    That is the first of `REFERENCES` that ran (plain autograd, right by definition) where the
+    samples are the same. Other values are compared with those of flatlens, which knows every
+    sample's. `against` is None for the reference, and for flatlens where there is none.
+    """
+    have = {name: side for name, side in found.items() if side.get("value") is not None}
+    reference = next((name for name in REFERENCES if name in have), None)
+    for name, side in have.items():
+        side["against"] = None
+        for other in (reference, "flatlens"):
+            if reference != name != other and other in have and (n := common(side, have[other])):
+                side["difference"] = difference(side["value"], have[other]["value"], n)
+                side["against"] = other
+                break
+
+
+def common(one: Record, other: Record) -> int:
+    """Samples that both values can be taken over, 0 if there are none: a mean has all it ran."""
+    n = min(one["ran"], other["ran"])
+    means = [side["ran"] for side in (one, other) if not per_sample(side["value"])]
+    return n if all(ran == n for ran in means) else 0
+
+
+def per_sample(value: Any) -> bool:
+    return isinstance(next(iter(value.values())) if isinstance(value, dict) else value, list)
 
 
 def difference(value: Any, reference: Any, n: int) -> float:
     """The largest relative difference; lists are per sample."""
     if isinstance(reference, dict):
-        return max(difference(value[key], reference[key], n) for key in reference)
+        return max(difference(value[k], reference[k], n) for k in reference if k in value)
     mine, theirs = mean(reference, n), mean(value, n)
     if mine == theirs:  # 0 or -inf, volumes where a rank is missing
         return 0.0
@@ -388,7 +427,7 @@ def mean(value: Any, n: int) -> float:
 
 def climb(race: Race, record: Record) -> None:
     """Estimators with more and more products, for all seeds, until 1 % or until time is up."""
-    race.turns(["floor", "exact"], race.options.repeats)
+    race.turns(["floor", "exact"], range(race.options.repeats + 1))
     if "exact" not in race.workers:  # its error is in the record
         return
     record["truth"] = mean(race.sides["exact"].pop("value"), race.cell.samples)
@@ -423,11 +462,11 @@ def estimated(race: Race, name: str, products: int, seed: int) -> None:
 
 
 def affordable(record: Record, name: str, products: int, options: argparse.Namespace) -> int:
-    """Seeds that fit into three budgets with so many products; 0 if few, or if it is there."""
+    """Seeds that fit into two budgets with so many products; 0 if few, or if it is there."""
     before, error, spent = cells.curve(record, name)[-1]
     if error <= cells.WITHIN:
         return 0
-    seeds = int(3 * options.budget / (spent * products / before))
+    seeds = int(2 * options.budget / (spent * products / before))
     return min(seeds, options.seeds) if seeds >= FEWEST else 0
 
 
@@ -547,7 +586,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.json:
             cells.append(options.json, record)
         print(f"{count}/{len(todo)} {cell} ({record['spent']:.0f} s)\n{line(record)}", flush=True)
-    print(json.dumps({"cells": len(todo), "minutes": (time.perf_counter() - began) / 60}))
+    print(f"{len(todo)} cells in {(time.perf_counter() - began) / 60:.1f} minutes")
 
 
 if __name__ == "__main__":

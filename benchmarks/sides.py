@@ -12,6 +12,7 @@ part and its trace is S: all of them estimate one number, and it is known exactl
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -73,6 +74,11 @@ def floor(model: nn.Module) -> Exact:
 
 
 def lower_limit(model: nn.Module) -> Exact:
+    """Onto the layers' outputs: S needs no derivative by the image."""
+    return lambda x, batch: core.lower_limit(model, x, batch, image=False)
+
+
+def lower_limit_whole(model: nn.Module) -> Exact:
     return lambda x, batch: core.lower_limit(model, x, batch)
 
 
@@ -105,8 +111,8 @@ def loop(model: nn.Module) -> Exact:
         for x_i in x:
             total = torch.zeros(())
             out = model(x_i[None])[0]
-            for v, f_v in enumerate(out):
-                grads = torch.autograd.grad(f_v, parameters, retain_graph=v + 1 < len(out))
+            for v in range(len(out)):
+                grads = torch.autograd.grad(out[v], parameters, retain_graph=v + 1 < len(out))
                 total += sum(g.square().sum() for g in grads)
             found.append(float(total))
         return found
@@ -130,13 +136,14 @@ def backpack_ggn(model: nn.Module) -> Exact:
     import backpack
     from backpack.extensions import DiagGGNExact
 
+    no_hook_warnings()
     # residuals and functions must be modules for this one: the converter makes them
     plain = isinstance(model, nn.Sequential) and not any(list(m.children()) for m in model)
     net = backpack.extend(model, use_converter=not plain).eval()
     loss = backpack.extend(nn.MSELoss(reduction="sum"))
 
     def total(x: Tensor) -> Tensor:
-        out = net(x.clone().requires_grad_())
+        out = net(x)
         with backpack.backpack(DiagGGNExact()):
             loss(out, torch.zeros_like(out)).backward()
         return taken(net, "diag_ggn_exact") / 2
@@ -148,18 +155,25 @@ def backpack_l2(model: nn.Module) -> Exact:
     import backpack
     from backpack.extensions import BatchL2Grad
 
-    net = backpack.extend(model)
+    no_hook_warnings()
+    net, first = backpack.extend(model), next(model.parameters())
 
     def total(x: Tensor) -> float:
-        out, found = net(x.clone().requires_grad_()), 0.0
-        for v, f_v in enumerate(out.unbind(1)):
+        out, found = net(x), 0.0
+        for v in range(out.shape[1]):
             more = v + 1 < out.shape[1]
             with backpack.backpack(BatchL2Grad(), retain_graph=more):
-                f_v.sum().backward(retain_graph=more)
+                # its hooks need no weight gradients: only one is formed, to come this far
+                out[:, v].sum().backward(inputs=[first], retain_graph=more)
             found += float(taken(net, "batch_l2"))
         return found
 
     return batched(total)
+
+
+def no_hook_warnings() -> None:
+    """x needs no gradient, so the first layer's hook has none for it: that is what is wanted."""
+    warnings.filterwarnings("ignore", "Full backward hook is firing")
 
 
 def taken(net: nn.Module, name: str) -> Tensor:
@@ -182,6 +196,7 @@ def opacus(model: nn.Module) -> Exact:
     ghost = clipping.GradSampleModuleFastGradientClipping(
         model.train(), max_grad_norm=1.0, use_ghost_clipping=True, loss_reduction="sum"
     )  # it looks at nothing in evaluation mode; networks that differ in it are refused
+    first = next(model.parameters())
 
     def total(x: Tensor) -> float:
         found, v, outputs = 0.0, 0, 1
@@ -189,7 +204,7 @@ def opacus(model: nn.Module) -> Exact:
             ghost.zero_grad()
             out = ghost(x)
             outputs = out.shape[1]
-            out[:, v].sum().backward()
+            out[:, v].sum().backward(inputs=[first])  # as for BatchL2Grad
             found += float(ghost.get_norm_sample().square().sum())
             v += 1
         return found
@@ -201,11 +216,14 @@ def nngeometry(model: nn.Module) -> Exact:
     """The Fisher matrix of a unit normal around f is the mean of J^T J."""
     from nngeometry.metrics import FIM
     from nngeometry.object import PMatDiag
-    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data import DataLoader
 
     def S(x: Tensor, batch: int) -> float:
-        loader = DataLoader(TensorDataset(x), batch_size=batch)
-        return float(FIM(model, loader, PMatDiag, variant="regression").trace())
+        # whole batches as items: nothing is collated; but it takes their number for n
+        batches: Any = [(chunk,) for chunk in x.split(batch)]
+        loader: Any = DataLoader(batches, batch_size=None)
+        found = FIM(model, loader, PMatDiag, variant="regression").trace()
+        return float(found) * len(batches) / len(x)
 
     return S
 
@@ -242,7 +260,6 @@ PEERS: dict[str, Callable[[nn.Module], Exact]] = {
     "asdl": asdl,
 }
 EXACT = {"floor": floor, "lower_limit": lower_limit, "flatlens": flatlens, **PEERS}
-UNBATCHED = ("flatlens", "flatlens_within", "loop")
 
 # ------------------------------------------------------------------ estimates of S
 
@@ -365,9 +382,16 @@ def flatlens_whole(model: nn.Module) -> Exact:
     return everything
 
 
-def spectra(model: nn.Module) -> Callable[[Tensor], dict[str, float]]:
-    """What a user adds to S, as sums over a batch: all Jacobians by the layers' inputs, their
-    singular values, and the right side of Eq. 12 with the norms of the kernels."""
+Row = Callable[[Tensor, list[Tensor], bool], tuple[Tensor, ...]]  # derivatives of one output
+
+
+def plain_row(f_v: Tensor, places: list[Tensor], more: bool) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(f_v, places, retain_graph=more)
+
+
+def spectra(model: nn.Module, row: Row = plain_row) -> Callable[[Tensor, int], dict[str, float]]:
+    """What a user adds to S, as means: all Jacobians by the layers' inputs, their singular values,
+    and the right side of Eq. 12 with the norms of the kernels."""
     layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
 
     def seen(x: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -381,18 +405,17 @@ def spectra(model: nn.Module) -> Callable[[Tensor], dict[str, float]]:
             for handle in hooks:
                 handle.remove()
 
-    def sums(x: Tensor) -> dict[str, float]:
+    def sums(x: Tensor, norms: list[float]) -> dict[str, float]:
         leaf = x.clone().requires_grad_()
         out, captured = seen(leaf)
-        N, places = out.shape[1], [leaf, *captured]
-        rows = [
-            torch.autograd.grad(f_v.sum(), places, retain_graph=v + 1 < N)
-            for v, f_v in enumerate(out.unbind(1))
-        ]
+        N = out.shape[1]
+        # a flattened image, or a tensor that two layers read, is one place
+        places = {same(x_l): x_l for x_l in [leaf, *captured]}
+        rows = [row(out[:, v].sum(), list(places.values()), v + 1 < N) for v in range(N)]
         jacobians = (torch.stack(place, 1).flatten(2) for place in zip(*rows, strict=True))
-        at_input, *at_layers = map(singular, jacobians)
+        found = dict(zip(places, map(singular, jacobians), strict=True))
+        at_input, at_layers = found[same(leaf)], [found[same(x_l)] for x_l in captured]
         squares = at_input.square()
-        norms = [torch.linalg.matrix_norm(m.weight.detach().flatten(1), 2) for m in layers]
         sizes = [x_l.detach().flatten(1).norm(dim=1) for x_l in captured]
         return {
             "mls": float(at_input[:, 0].sum()),
@@ -403,7 +426,26 @@ def spectra(model: nn.Module) -> Callable[[Tensor], dict[str, float]]:
             "eq12": float(sum((W / s).square().sum() for W, s in zip(norms, sizes, strict=True))),
         }
 
-    return sums
+    def means(x: Tensor, batch: int) -> dict[str, float]:
+        norms = [kernel_norm(m.weight.detach().flatten(1)) for m in layers]
+        totals: dict[str, float] = {}
+        for chunk in x.split(batch):
+            for key, value in sums(chunk, norms).items():
+                totals[key] = totals.get(key, 0.0) + value
+        return {key: value / len(x) for key, value in totals.items()}
+
+    return means
+
+
+def same(x: Tensor) -> tuple[int, int]:
+    """Equal for tensors that are the same numbers in the same memory, whatever their shape."""
+    return x.data_ptr(), x.numel()
+
+
+def kernel_norm(W: Tensor) -> float:
+    """The largest singular value, by the smaller Gram matrix."""
+    W = W if W.shape[0] <= W.shape[1] else W.mT
+    return float(torch.linalg.eigvalsh(W @ W.mT)[-1].clamp(min=0).sqrt())
 
 
 def singular(jacobian: Tensor) -> Tensor:
@@ -421,22 +463,41 @@ def assembled(name: str) -> Callable[[nn.Module], Exact]:
         rest, S = spectra(deepcopy(model, own)), PEERS[name](model)
 
         def everything(x: Tensor, batch: int) -> dict[str, float]:
-            found = S(x, batch)
-            mean = sum(found) / len(found) if isinstance(found, list) else found
-            totals: dict[str, float] = {}
-            for chunk in x.split(batch):
-                for key, value in rest(chunk).items():
-                    totals[key] = totals.get(key, 0.0) + value
-            return {"sharpness": mean, **{key: v / len(x) for key, v in totals.items()}}
+            return {"sharpness": S(x, batch), **rest(x, batch)}
 
         return everything
 
     return side
 
 
+def assembled_l2(model: nn.Module) -> Exact:
+    """BatchL2Grad and the Jacobians out of the same N backward passes."""
+    import backpack
+    from backpack.extensions import BatchL2Grad
+
+    net = backpack.extend(model)
+    parts: list[float] = []
+
+    def row(f_v: Tensor, places: list[Tensor], more: bool) -> tuple[Tensor, ...]:
+        with backpack.backpack(BatchL2Grad(), retain_graph=more):
+            found = plain_row(f_v, places, more)
+        parts.append(float(taken(net, "batch_l2")))
+        return found
+
+    rest = spectra(net, row)
+
+    def everything(x: Tensor, batch: int) -> dict[str, float]:
+        parts.clear()
+        found = rest(x, batch)
+        return {"sharpness": sum(parts) / len(x), **found}
+
+    return everything
+
+
 WHOLE: dict[str, Callable[[nn.Module], Exact]] = {
     "floor": floor,
-    "lower_limit": lower_limit,
+    "lower_limit": lower_limit_whole,
     "flatlens": flatlens_whole,
     **{f"{name}+autograd": assembled(name) for name in PEERS if name not in ("loop", "asdl")},
+    "backpack_l2+autograd": assembled_l2,
 }

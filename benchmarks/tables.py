@@ -10,8 +10,7 @@ of the growth plan are among those given, `peers-growth.png` is drawn.
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import cells
@@ -71,23 +70,37 @@ def page(records: Sequence[Record]) -> str:
 
 
 def facts(records: Sequence[Record]) -> Iterator[str]:
-    newest = records[-1]["facts"]
-    versions = ", ".join(f"{name} {v}" for name, v in newest["versions"].items())
+    found = [record["facts"] for record in records]
+    libraries = dict.fromkeys(name for f in found for name in f["versions"])
+    versions = [f"{n} {every(f['versions'].get(n, 'absent') for f in found)}" for n in libraries]
+    commits = every(f["commit"] for f in found)
     yield (
-        f"`python benchmarks/peers.py --plan default`, commit {newest['commit']}, "
-        f"{newest['date']}: {newest['processor']}, "
-        f"{newest['cores']} cores, Python {newest['python']}, {versions}; float32, random weights."
+        f"`python benchmarks/peers.py --plan default`, commit{'s' * (', ' in commits)} {commits}, "
+        f"{every(f['date'] for f in found)}: {every(f['processor'] for f in found)}, "
+        f"{every(f['cores'] for f in found)} cores, Python {every(f['python'] for f in found)}, "
+        f"{', '.join(versions)}; float32, random weights."
     )
     yield ""
     yield (
         "Every side has a fresh process and works at its fastest batch size of 1, 5, 20 or 100 "
         "samples (flatlens in its default chunks); medians of interleaved repeats, the first call "
         "apart. The **floor** is one forward and N backward passes with weight gradients, the "
-        "lower limit the same onto activations only. Too slow for its share of the time, a side "
-        "runs fewer samples (their number in brackets) and is scaled up. A wrong value is struck "
-        "out and not ranked, x is an error; both are listed at the end."
+        "lower limit the same onto activations only (for the whole set also onto the image). Too "
+        "slow for its share of the time, a side runs fewer samples (their number in brackets) and "
+        "is scaled up. A wrong value is struck out and not ranked, x is an error; both are listed "
+        "at the end. Right is what the loop gives (in the whole set `vmap(jacrev)` and autograd), "
+        "to 0.001, over the samples that both took; a mean over more samples than the loop could "
+        "take is compared with that of flatlens, whose own value is compared with the loop's."
     )
     yield ""
+    if alone := [str(Cell(**r["cell"])) for r in records if cells.unchecked(r)]:
+        yield f"flatlens was its own reference, as none could run, in: {'; '.join(alone)}."
+        yield ""
+
+
+def every(values: Iterable[object]) -> str:
+    """Each of them once, in their order."""
+    return ", ".join(dict.fromkeys(map(str, values)))
 
 
 def sizes(cell: Cell) -> str:
@@ -145,8 +158,33 @@ def race_table(rows: Sequence[Record], others: Sequence[str]) -> Iterator[str]:
 def milliseconds(record: Record, side: str, clock: str = "wall") -> str:
     if "error" in record["sides"].get(side, {"error": ""}):
         return "x"
-    spent = cells.seconds(record, side, clock)
+    return told(cells.seconds(record, side, clock))
+
+
+def told(spent: float) -> str:
     return f"{spent:.2f} s" if spent >= 10 else f"{1000 * spent:,.0f} ms"
+
+
+def first_table(rows: Sequence[Record]) -> Iterator[str]:
+    """What a first call costs: caches are cold, and trials have not been made."""
+    yield "The first call in a process (after one on a tiny network), and the median of later ones:"
+    yield ""
+    body = []
+    for record in rows:
+        best = cells.fastest(record)
+        mine = first_and_later(record, "flatlens")
+        theirs = [title(best), *first_and_later(record, best)] if best else [""] * 3
+        body.append([sizes(Cell(**record["cell"])), *mine, *theirs])
+    head = ["network", "N", "n", "threads", "flatlens, first", "later"]
+    yield from table([*head, "fastest peer", "first", "later"], body)
+
+
+def first_and_later(record: Record, side: str) -> list[str]:
+    found = record["sides"].get(side, {"error": ""})
+    if "error" in found:
+        return ["x", "x"]
+    later = any(wall is not None for wall in found["wall"][1:])
+    return [told(cells.first(record, side)), milliseconds(record, side) if later else "none"]
 
 
 def memory_table(rows: Sequence[Record], others: Sequence[str]) -> Iterator[str]:
@@ -178,8 +216,9 @@ def held(record: Record) -> str:
     side = record["sides"].get("flatlens_within")
     if side is None or "error" in side:
         return "" if side is None else "x"
-    found = cells.ratios(record).get("flatlens_within / fastest peer", math.nan)
-    return f"{side['peak_mib']:,.0f} of {side['memory_mib']:,.0f}, {found:.2f} x the fastest"
+    found = cells.ratios(record).get("flatlens_within / fastest peer")
+    against = "" if found is None else f", {found:.2f} x the fastest"
+    return f"{side['peak_mib']:,.0f} of {side['memory_mib']:,.0f}{against}"
 
 
 def names_in(rows: Sequence[Record]) -> list[str]:
@@ -195,6 +234,7 @@ def exact(rows: Sequence[Record]) -> Iterator[str]:
     )
     yield ""
     yield from race_table(rows, names_in(rows))
+    yield from first_table(rows)
     yield "Every side works batch by batch, so n = 10,000 is n = 1,000 ten times:"
     yield ""
     large = [r for r in rows if r["cell"]["samples"] == 1000]
@@ -220,15 +260,25 @@ def exact(rows: Sequence[Record]) -> Iterator[str]:
 
 
 def goal(rows: Sequence[Record], name: str, most: float, what: str) -> Iterator[str]:
-    """One sentence: how many cells meet a goal, and the worst."""
-    found = {str(Cell(**r["cell"])): v for r in rows if (v := cells.ratios(r).get(name))}
+    """One sentence: how many cells meet a goal, the worst, and those where flatlens has no figure.
+
+    A cell where nobody else is right has nothing to be compared with, and is named as such.
+    """
+    beside = [r for r in rows if "peer" not in name or cells.fastest(r)]
+    found = {str(Cell(**r["cell"])): cells.ratios(r).get(name) for r in beside}
     if not found:
         return
-    worst = max(found, key=lambda cell: found[cell])
-    met = sum(v <= most for v in found.values())
+    values = {cell: v for cell, v in found.items() if v is not None}
+    worst = max(values, key=lambda cell: values[cell], default=None)
+    met = sum(v <= most for v in values.values())
+    missing = [cell for cell in found if cell not in values]
+    alone = [str(Cell(**r["cell"])) for r in rows if r not in beside]
     yield (
-        f"- Goal, {what} (at most {most:g}): {met} of {len(found)} cells; "
-        f"the worst is {found[worst]:.2f} ({worst})."
+        f"- Goal, {what} (at most {most:g}): {met} of {len(found)} cells"
+        + (f"; the worst is {values[worst]:.2f} ({worst})" if worst else "")
+        + (f"; not met, as flatlens failed, in {', '.join(missing)}" if missing else "")
+        + (f"; no peer to compare with in {', '.join(alone)}" if alone else "")
+        + "."
     )
 
 
@@ -244,14 +294,14 @@ def estimates(rows: Sequence[Record]) -> Iterator[str]:
     body = []
     for record in rows:
         reach = cells.times_to(record)
-        sketch = cells.ratios(record).get("flatlens_sketch / fastest peer", math.nan)
+        sketch = cells.ratios(record).get("flatlens_sketch / fastest peer")
         body.append(
             [
                 sizes(Cell(**record["cell"])),
                 milliseconds(record, "floor"),
                 milliseconds(record, "exact"),
                 *(reached(record, name, reach) for name in names),
-                f"{sketch:.2f}",
+                "" if sketch is None else f"{sketch:.2f}",
             ]
         )
     head = ["network", "N", "n", "threads", "floor", "flatlens exact", *map(title, names)]
@@ -271,12 +321,14 @@ def reached(record: Record, name: str, reach: dict[str, float]) -> str:
 def whole(rows: Sequence[Record]) -> Iterator[str]:
     yield (
         "S, MLS, NMLS, volumes, local dimension, bounds: one `flatlens.measure` against S from a "
-        "peer and the rest by hand (N backward passes onto all layers' inputs, eigenvalues of the "
-        "Gram matrices in float64, norms of the kernels and one side of Eq. 12: less than "
-        "`measure` gives). Times as multiples of the floor; six quantities are compared."
+        "peer and the rest by hand (N backward passes onto all layers' inputs, BatchL2Grad in "
+        "these same passes; eigenvalues of the Gram matrices in float64, norms of the kernels once "
+        "and one side of Eq. 12: less than `measure` gives). Times as multiples of the floor; six "
+        "quantities are compared."
     )
     yield ""
     yield from race_table(rows, names_in(rows))
+    yield from first_table(rows)
     yield "Peak extra memory in MiB:"
     yield ""
     yield from memory_table(rows, names_in(rows))

@@ -3,6 +3,7 @@ guard read what was written. Nothing here is timed."""
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,10 @@ def test_exact_peer_agrees(side):
     record = run("a", "floor", "flatlens", side)
     found = record["sides"]
     assert "error" not in found[side]
-    assert found[side]["difference"] < 1e-5
+    other = (side, "flatlens") if side in peers.REFERENCES else ("flatlens", side)
+    assert found[other[0]]["against"] is None
+    assert found[other[1]]["against"] == other[0]
+    assert found[other[1]]["difference"] < 1e-5
     assert found[side]["value"] == pytest.approx(found["flatlens"]["value"], rel=1e-5)
     assert cells.fastest(record) == side
     assert {"flatlens / floor", "flatlens / fastest peer"} <= cells.ratios(record).keys()
@@ -70,7 +74,52 @@ def test_exact_peer_agrees(side):
 def test_assembled_quantities_agree(side):
     needs(side)
     found = run("c", "floor", "flatlens", side)["sides"]
-    assert found[side]["difference"] < 1e-4
+    (compared,) = (name for name in ("flatlens", side) if found[name]["against"])
+    assert found[compared]["difference"] < 1e-4
+
+
+def count(monkeypatch, owner, name):
+    """A list that grows by the first argument of each call."""
+    calls, real = [], getattr(owner, name)
+
+    def counted(*args, **kwargs):
+        calls.append(args[0])
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, counted)
+    return calls
+
+
+def test_an_assembly_decomposes_nothing_twice(monkeypatch):
+    torch.manual_seed(0)
+    net = sides.network("mlp-16x2", 2).eval()  # three layers; the first reads the flat image
+    whole = sides.assembled("jacrev")(net)
+    norms, spectra = (count(monkeypatch, sides, name) for name in ("kernel_norm", "singular"))
+    whole(sides.images("mlp", 4), 2)
+    assert len(norms) == 3  # not per batch
+    assert len(spectra) == 2 * 3  # two batches, three places
+    W = torch.randn(7, 5)
+    assert sides.kernel_norm(W) == pytest.approx(float(torch.linalg.matrix_norm(W, 2)), rel=1e-5)
+
+
+@pytest.mark.parametrize("side", ["backpack_ggn", "backpack_l2", "backpack_l2+autograd"])
+def test_no_peer_forms_what_it_need_not(side, monkeypatch):
+    pytest.importorskip("backpack")
+    net = sides.network(TINY, 2).eval()
+    asked = count(monkeypatch, net, "forward")
+    {**sides.PEERS, **sides.WHOLE}[side](net)(sides.images(TINY, 3), 3)
+    # an image's derivative is asked for where it is part of the result, and only there
+    assert [x.requires_grad for x in asked] == ["+" in side]
+
+
+def test_the_lower_limit_of_s_leaves_out_the_image(monkeypatch):
+    net = sides.network(TINY, 2).eval()
+    x = sides.images(TINY, 3)
+    places = []
+    monkeypatch.setattr(sides.core, "backward_each_output", lambda _, to: places.append(len(to)))
+    sides.lower_limit(net)(x, 3)
+    sides.lower_limit_whole(net)(x, 3)
+    assert places == [3, 4]
 
 
 def test_assembled_quantities_agree_on_a_residual_network():
@@ -112,6 +161,8 @@ def test_a_failing_side_is_reported_and_not_ranked(monkeypatch):
     record = run("a", "floor", "flatlens", "broken", "wrong")
     assert record["sides"]["broken"] == {"error": "NotImplementedError: no such layer in ..."}
     assert record["sides"]["wrong"]["difference"] > 1
+    assert record["sides"]["wrong"]["against"] == "flatlens"
+    assert cells.unchecked(record)  # nobody else could be asked
     assert cells.peers(record) == {}
     assert {side for side, _, _ in cells.failures([record])} == {"broken", "wrong"}
     assert "broken" in peers.line(record)
@@ -137,6 +188,69 @@ def test_a_process_that_takes_too_long_is_given_up():
     cell, slow = Cell("a", TINY, 2, 3), options("--limit", "0.01")
     with pytest.raises(TimeoutError, match="not done"):
         peers.Process(cell, "loop", slow)
+
+
+def test_flatlens_is_checked_against_the_loop(monkeypatch):
+    monkeypatch.setitem(sides.EXACT, "flatlens", lambda model: lambda x, batch: [1.0] * len(x))
+    found = run("a", "floor", "flatlens", "loop", "jacrev")["sides"]
+    assert found["flatlens"]["against"] == found["jacrev"]["against"] == "loop"
+    assert not cells.sound(found["flatlens"])
+    assert cells.sound(found["loop"])
+    assert cells.sound(found["jacrev"])
+
+
+def test_values_are_compared_over_the_same_samples():
+    found = {
+        "flatlens": {"ran": 4, "value": [1.0, 2.0, 3.0, 6.0]},
+        "loop": {"ran": 2, "value": [1.0, 2.0]},
+        "opacus": {"ran": 4, "value": 3.0},  # the loop has no mean of four
+        "jacrev": {"ran": 2, "value": 1.5},
+        "floor": {"ran": 4, "value": None},
+    }
+    peers.compare(found)
+    against = {name: side.get("against") for name, side in found.items()}
+    assert against == {
+        "flatlens": "loop",
+        "loop": None,
+        "opacus": "flatlens",
+        "jacrev": "loop",
+        "floor": None,
+    }
+    assert all(side.get("difference", 0.0) == 0.0 for side in found.values())
+
+
+def test_a_second_call_is_made_and_then_as_many_as_fit():
+    assert not peers.enough([], 3.0)
+    assert not peers.enough([5.0], 3.0)  # the first is cold
+    assert peers.enough([7.0], 3.0)
+    assert peers.enough([3.0, 2.0], 3.0)
+    assert not peers.enough([2.0, 2.0], 3.0)
+    assert peers.enough([2.0, None, 2.1], 3.0)  # a call takes 2.05, whatever the repeat
+
+
+def tries(monkeypatch, costs, side="opacus"):
+    """The batch sizes that are tried, if a call takes so many seconds."""
+    monkeypatch.setattr(peers, "made", lambda cell, side, n: (None, lambda batch: batch))
+    monkeypatch.setattr(peers.core, "seconds", lambda work: costs[work()])
+    return [batch for batch, _ in peers.tried(Cell("a", TINY, 2, 20), side, 1.0)]
+
+
+def test_larger_batches_are_tried_as_long_as_they_pay(monkeypatch):
+    assert tries(monkeypatch, {1: 2.0, 5: 2.2, 20: 3.0}) == [1, 5, 20]  # slow, but not linear
+    assert tries(monkeypatch, {1: 0.1, 5: 0.9, 20: 1.0}) == [1, 5]
+    assert tries(monkeypatch, {1: 1.0, 5: 5.1, 20: 20.0}) == [1, 5]
+    assert tries(monkeypatch, {1: 1.0, 5: 1.0, 20: 1.0}, "loop") == [1]
+
+
+def test_tuning_keeps_what_it_has_when_time_is_up(monkeypatch):
+    def slower(cell, side, budget):
+        yield 1, 0.5
+        yield 5, 0.01
+        time.sleep(60)
+
+    monkeypatch.setattr(peers, "tried", slower)
+    found = peers.tuned(Cell("a", TINY, 2, 20), "opacus", options("--budget", "0.2"))
+    assert found == (5, 0.01)
 
 
 # -- made records ----------------------------------------------------------------------------------
@@ -183,6 +297,29 @@ def test_ratios_are_medians_within_repeats():
     assert cells.seconds(record, "floor") == pytest.approx(15)  # 1.5 s for 100 samples
 
 
+def test_no_cell_is_lost_where_repeats_do_not_pair_up(tmp_path):
+    record = made(Cell("a", "mlp", 10, 100), 4.0)
+    record["sides"]["flatlens"]["wall"] = [9.0, None, 8.0]
+    record["sides"]["opacus"]["wall"] = [9.0, 4.0, None]
+    record["sides"]["floor"]["wall"] = [1.0, None, None]  # a first call alone
+    found = cells.ratios(record)
+    assert found["flatlens / fastest peer"] == 2
+    assert found["flatlens / floor"] == 8
+    page = tables.page([record])
+    assert "nan" not in page
+    assert "S alone in the fastest peer's time (at most 1): 0 of 1 cells; the worst is 2.00" in page
+
+
+def test_a_goal_counts_cells_where_flatlens_failed():
+    good, bad, alone = (made(Cell("a", "mlp", 10, n)) for n in (1, 100, 1000))
+    bad["sides"]["flatlens"] = {"error": "FlatlensError: no"}
+    alone["sides"]["opacus"]["difference"] = 0.5
+    (told,) = tables.goal([good, bad, alone], "flatlens / fastest peer", 1.0, "in time")
+    assert "1 of 2 cells; the worst is 0.50 (a mlp N=10 n=1 threads=1)" in told
+    assert "not met, as flatlens failed, in a mlp N=10 n=100 threads=1" in told
+    assert "no peer to compare with in a mlp N=10 n=1000 threads=1." in told
+
+
 def test_time_to_one_percent():
     assert cells.seconds_to([(3, 0.02, 1.0)]) == pytest.approx(4)  # beyond: 1 / error^2
     assert cells.seconds_to([(3, 0.1, 1.0), (12, 0.001, 100.0)]) == pytest.approx(10)
@@ -197,7 +334,9 @@ def test_tables_replace_only_their_own_part(tmp_path):
     for cell in [Cell("a", "mlp", 10, 1000), Cell("b", "mlp", 10, 100), Cell("c", "mlp", 10, 100)]:
         cells.append(path, made(cell))
     for cell in cells.PLANS["growth"][:3]:
-        cells.append(path, made(cell))
+        record = made(cell)
+        record["facts"]["commit"] = "def"
+        cells.append(path, record)
     docs.write_text("# Before\n")
     arguments = [str(path), "--docs", str(docs), "--figures", str(tmp_path)]
     tables.main(arguments)
@@ -208,6 +347,8 @@ def test_tables_replace_only_their_own_part(tmp_path):
     assert once.startswith("# Before\n")
     assert "| mlp | 10 | 1,000 | 1 | 15.00 s | 0.50 (100) |" in once
     assert "**2.00 (100)** | 0.50 (Opacus) | 30.00 s / 30.00 s |" in once
+    assert "| mlp | 10 | 1,000 | 1 | 90.00 s | 30.00 s | Opacus | 90.00 s | 60.00 s |" in once
+    assert "commits abc, def, 2000-01-01: P, 2 cores" in once
     assert "~~0.10 (100)~~" in once  # wrong
     assert "NNGeometry: RuntimeError: sizes / differ (a mlp N=10 n=1000 threads=1; c" in once
     assert "~4 (12)" in once
