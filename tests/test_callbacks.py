@@ -140,6 +140,23 @@ def test_lightning_resumes_with_its_checkpoint(lightning, tmp_path):
     assert train("broken", 4, resume=tmp_path / "broken" / "epoch=1.ckpt") == whole
 
 
+def test_two_lightning_trackers_in_one_training(lightning, tmp_path):
+    from flatlens.track.lightning import TrackerCallback
+
+    model = module(lightning)
+    names = ("a", "b")
+    trackers = [Tracker(model, x, y, when=every(4), run=tmp_path / name) for name in names]
+    both = [TrackerCallback(tracker) for tracker in trackers]
+    other = TrackerCallback(Tracker(model, x, y, when=every(4)), on="validation")
+    trainer = fit(lightning, model, *both, other, folder=tmp_path, max_steps=4)
+    assert [steps(tracker) for tracker in trackers] == [[0, 4]] * 2
+    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    saved = torch.load(tmp_path / "two.ckpt", weights_only=True)["callbacks"]
+    assert [len(saved[one.state_key]["records"]) for one in both] == [2, 2]
+    for tracker in trackers:
+        tracker.close()
+
+
 class Watched(Tracker):
     """Notes in which modes it was called."""
 

@@ -22,12 +22,12 @@ BAD = {
     "loss": ["mse"],
     "label_smoothing": [-0.1, 1.0, "much"],
     "optimizer": ["lion"],
-    "lr": [0, -1.0, float("nan"), float("inf"), "fast", True],
+    "lr": [0, -1.0, float("nan"), float("inf"), 1e300, "fast", True],
     "momentum": [1.0, -0.5],
     "rho": [0.0],
-    "batch_size": [0, 2.5],
+    "batch_size": [0, 2.5, 10**23],
     "steps": [0, True, "many"],
-    "seed": [-1],
+    "seed": [-1, 10**23],
     "measure": ["every:0", "sometimes", "log", "at:", 0, [1, -2], 2.5],
     "samples": [0],
     "quantities": [[], 3, ["mls", 3]],
@@ -35,7 +35,7 @@ BAD = {
     "checkpoint_every": [0],
     "device": [0],
     "dtype": ["float16"],
-    "threads": [0],
+    "threads": [0, 10**6],
 }
 
 

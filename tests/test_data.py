@@ -5,6 +5,7 @@ import os
 import pickle
 import struct
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from flatlens.errors import FlatlensError
 from flatlens.experiments import data as module
 from flatlens.experiments.data import load
 from flatlens.experiments.fetch import PUBLISHED, fetch, verify
-from flatlens.experiments.formats import read_cifar, read_cifar_python
+from flatlens.experiments.formats import read_cifar, read_cifar_python, read_idx
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(6, 3)), np.array([0, 1, 2, 0, 1, 2])
@@ -277,7 +278,7 @@ def test_cifar10_refuses_a_file_cut_between_two_records(root, few):
     assert "test files hold 0 images of class 9 instead of 1" in refusal("cifar10")
 
 
-@pytest.mark.parametrize("classes", [(), (0, 10), (-1,)])
+@pytest.mark.parametrize("classes", [(0, 10), (-1,)])
 def test_cifar10_refuses_unknown_classes(root, few, classes):
     make_cifar(root)
     assert "numbers from 0 to 9" in refusal("cifar10", classes=classes)
@@ -481,7 +482,7 @@ BAD_OPTIONS = {
     "cifar10?classes=a": "classes takes whole numbers, not 'a'",
     "cifar10?classes=": "classes takes whole numbers, not ''",
     "cifar10?classes": "options are written name?key=value&key=value",
-    "synthetic:teacher?n=1.5": "n takes whole numbers, not '1.5'",
+    "synthetic:teacher?n=1.5": "n takes a whole number, not '1.5'",
     "synthetic:teacher?noise=loud": "noise takes a number, not 'loud'",
     "synthetic:teacher?n=5&n=6": "given the option n twice",
     "synthetic:teacher?n=0": "n=0 of synthetic data must be at least 1",
@@ -494,6 +495,54 @@ BAD_OPTIONS = {
 @pytest.mark.parametrize("name", BAD_OPTIONS)
 def test_options_that_are_refused(name):
     assert BAD_OPTIONS[name] in refusal(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("synthetic:gaussians", {"n": "abc"}, "n takes a whole number, not 'abc'"),
+        ("synthetic:gaussians", {"n": 1.5}, "n takes a whole number, not 1.5"),
+        ("synthetic:gaussians", {"classes": (0, 1)}, "classes takes a whole number, not (0, 1)"),
+        ("synthetic:gaussians", {"shape": "abc"}, "shape takes whole numbers, not 'abc'"),
+        ("synthetic:gaussians", {"shape": ()}, "shape takes whole numbers, not ()"),
+        ("synthetic:teacher", {"noise": "loud"}, "noise takes a number, not 'loud'"),
+        ("cifar10", {"classes": ()}, "classes takes whole numbers, not ()"),
+        ("folder:photos", {"size": 6.5}, "size takes whole numbers, not 6.5"),
+        ("folder:photos", {"size": "x"}, "size takes whole numbers, not 'x'"),
+        ("fashion-mnist", {"shape": 3}, "shape takes a word, not 3"),
+    ],
+)
+def test_options_of_the_wrong_kind_are_refused(name, options, reason):
+    assert reason in refusal(name, **options)
+
+
+def test_options_may_be_numbers_of_any_origin():
+    x = load("synthetic:gaussians", n=np.int64(4), shape=[3, 2], noise=0).x_train
+    assert (x.shape, len(x.unique(dim=0)) <= 4) == ((4, 3, 2), True)
+    assert load("synthetic:gaussians", n=4, shape=5).x_train.shape == (4, 5)
+
+
+def test_a_damaged_member_of_an_npz_file(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez_compressed(path, x=RNG.normal(size=(200, 8)), y=np.arange(200))
+    content = bytearray(path.read_bytes())
+    content[3_000:3_100] = bytes(100)
+    path.write_bytes(content)
+    assert "data.npz: it is damaged" in refusal(f"npz:{path}")
+
+
+def test_a_text_in_place_of_an_array(tmp_path):
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as file:
+        file.writestr("x", "one, two")
+        file.writestr("y", "0, 1")
+    assert "x is not a NumPy array" in refusal(f"npz:{tmp_path / 'data.npz'}")
+
+
+def test_an_idx_header_that_promises_too_much(tmp_path):
+    path = tmp_path / "images.gz"
+    path.write_bytes(gzip.compress(bytes((0, 0, 8, 3)) + b"\xff" * 12 + b"12"))
+    with pytest.raises(FlatlensError, match=r"images.gz is damaged: its header promises 4"):
+        read_idx(path, 3)
 
 
 def test_an_option_given_both_ways_is_refused():

@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import shutil
 from collections import Counter
 
 import numpy as np
@@ -263,6 +264,36 @@ def test_runs_that_fail_are_told_and_the_others_drawn(smoke, monkeypatch):
     assert list(figures) == ["g4", "d3", "d3_authors"]
 
 
+def copied(smoke, folder):
+    """The networks of one recipe, to be damaged."""
+    shutil.copytree(smoke[0] / "runs" / "lenet", folder / "runs" / "lenet")
+    return sorted(folder.glob("runs/lenet/*/records.jsonl"))
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_damaged_run_is_told_and_the_others_drawn(smoke, tmp_path, monkeypatch, train):
+    first, *rest = copied(smoke, tmp_path)
+    first.write_text("{\n" + first.read_text())
+    figures = catch(monkeypatch)
+    made = reproduce(["g7"], scale="smoke", out=tmp_path, train=train, workers=1)
+    assert [f"Line 1 of {first} is damaged" in text for text in made.problems] == [True]
+    assert list(figures) == ["g7", "g7_authors"]
+    assert read_records(tmp_path / "records.jsonl.gz")["lenet"]["run"].nunique() == len(rest)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "{}", '{"calls": 3}'])
+def test_damaged_provenance_loses_nothing(smoke, tmp_path, monkeypatch, content):
+    copied(smoke, tmp_path)
+    (tmp_path / "provenance.json").write_text(content)
+    catch(monkeypatch)
+    made = reproduce(["g7"], scale="smoke", out=tmp_path, train=False)
+    assert made.problems == [
+        f"{tmp_path / 'provenance.json'} was damaged; a new list of calls is begun."
+    ]
+    assert len(json.loads((tmp_path / "provenance.json").read_text())["calls"]) == 1
+    assert (tmp_path / "claims.md").exists()
+
+
 # ------------------------------------------------------------------ the command
 
 
@@ -379,6 +410,26 @@ def test_damaged_records_are_one_sentence(tmp_path):
         path.write_bytes(content)
         with pytest.raises(FlatlensError, match=r"records\.jsonl\.gz"):
             read_records(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ({"recipe": "lenet", "step": 0, "steps": 5}, "records of lenet without 'run'"),
+        ({"recipe": "lenet", "run": "a", "step": 0}, "records of lenet without 'steps'"),
+        ({"recipe": "love", "run": "a", "step": 0, "steps": 5}, "the recipe 'love'; those known"),
+        ({"recipe": "lenet", "run": "a", "step": "x", "steps": 5}, "whose 'step' is no number"),
+    ],
+)
+def test_records_of_something_else_are_one_sentence(tmp_path, capsys, line, reason):
+    path = tmp_path / "records.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(line).encode() + b"\n"))
+    out = tmp_path / "out"
+    assert cli.main(["reproduce", "--from", str(path), "--out", str(out)]) == 2
+    told_ = capsys.readouterr().err
+    assert reason in told_
+    assert told_.count("\n") == 1
+    assert not out.exists()
 
 
 # ------------------------------------------------------------------ the authors' variants

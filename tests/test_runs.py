@@ -124,6 +124,23 @@ def test_another_config_is_refused_by_its_first_difference(folder, config, words
         assert len(run.records) == 3
 
 
+def test_a_folder_without_records_and_checkpoint_takes_another_config(folder):
+    Run.open(folder, {"lr": 0.1}).close()
+    with Run.open(folder, {"lr": 0.2}) as run:
+        assert run.config == {"lr": 0.2}
+        run.checkpoint({}, {})
+    with refused("lr=0.2", "0.3"):
+        Run.open(folder, {"lr": 0.3})
+
+
+def test_keys_that_an_older_run_lacks_have_their_defaults(folder):
+    filled(folder, config={"lr": 0.1})
+    with Run.open(folder, {"lr": 0.1, "b": 3}, defaults={"lr": 9, "b": 3}) as run:
+        assert run.config == {"lr": 0.1, "b": 3}
+    with refused("b=3", "4"):
+        Run.open(folder, {"lr": 0.1, "b": 4}, defaults={"b": 3})
+
+
 def test_a_damaged_config_is_refused(folder):
     filled(folder)
     (folder / "config.json").write_text('{"config": {"lr"')
@@ -346,6 +363,17 @@ def test_read_runs_while_they_are_written(tmp_path):
         run.append({"step": 0})
         assert len(read_runs(tmp_path)) == 1
     assert list(read_runs(tmp_path / "a").run) == ["."]
+
+
+def test_damaged_runs_may_be_left_out_and_told(tmp_path):
+    for name in ("good", "bad"):
+        filled(tmp_path / name)
+    (tmp_path / "bad" / "config.json").write_text("{")
+    told: list[str] = []
+    assert set(read_runs(tmp_path, damaged=told).run) == {"good"}
+    assert len(told) == 1
+    assert "bad/config.json is missing or damaged" in told[0]
+    assert len(read_runs(tmp_path / "bad", damaged=told)) == 0
 
 
 def test_no_runs(tmp_path):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,6 +76,7 @@ def test_the_documented_file_is_the_paper_s_hundred_networks(tmp_path):
         ({"lr": []}, "The grid's lr is []"),
         ({"rate": [1]}, "Unknown field 'rate' in the grid"),
         ({"lr": [-1.0]}, "The field lr is -1.0"),
+        ({"lr.x": [1]}, "The grid's lr.x is an option of lr, but lr is 0.1"),
     ],
 )
 def test_a_bad_grid_is_refused_before_anything_runs(tmp_path, grid, reason):
@@ -99,6 +101,10 @@ def test_toml(tmp_path):
     path.write_text("lr = [0.1]\n")
     with pytest.raises(FlatlensError, match="has 'lr' beside its tables"):
         read_sweep(path)
+    for text in ("base = 5", "base = [1]", "grid = 3", "grid = ['a']"):
+        path.write_text(text)
+        with pytest.raises(FlatlensError, match=r"sweep.toml base and grid must be tables"):
+            read_sweep(path)
 
 
 # --- one cell
@@ -199,6 +205,93 @@ def test_a_killed_worker_costs_nothing(tmp_path):
     for config in cells(base, grid):
         train(config, tmp_path / "alone" / config.name)
     assert records(tmp_path / "runs") == records(tmp_path / "alone")
+
+
+class Doomed(nn.Linear):
+    """Ends its process in the first step, in one of two ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__(64, 10)
+        self.way = way
+
+    def forward(self, x):
+        if self.training and self.way == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.training and self.way == "exit":
+            sys.exit(3)
+        return super().forward(x)
+
+
+def doomed(way: str) -> Config:
+    return replace(BASE, model="test_sweep:Doomed", model_options={"way": way})
+
+
+def test_a_run_that_kills_its_worker_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweeps, "LOSSES", 1)
+    with pytest.raises(SweepError, match=r"\(Its worker process died, SIGKILL\(-9\).\)"):
+        sweep(doomed("die"), {}, out=tmp_path, workers=1, retries=0)
+
+
+def test_a_run_that_exits_is_a_failed_one(tmp_path):
+    (tmp_path / "token").touch()
+    outcome = run_cell(doomed("exit").to_dict(), str(tmp_path), "token")
+    assert (outcome.status, outcome.error.splitlines()[-1]) == ("failed", "SystemExit: 3")
+
+
+def test_losses_count_only_against_runs_that_were_alone(tmp_path):
+    """With futures made to order: of three runs one kills every worker, with all beside it."""
+    configs = cells(BASE, {"seed": range(3)})
+    bad, started = configs[1], []
+
+    class Future:
+        def __init__(self, name):
+            self.name = name
+
+        def result(self):
+            if self.name == bad.name or bad.name in self.beside:
+                raise BrokenProcessPool("dead")
+            return sweeps.Outcome("done")
+
+    def submit(_, settings, *__):
+        started.append(Future(Config.from_dict(settings).name))
+        return started[-1]
+
+    def wait(futures):
+        for future in futures:
+            future.beside = [f.name for f in futures]
+        return futures, []
+
+    found = dict(sweeps._outcomes(configs, sweeps.Engine(submit, wait, 2, 3), tmp_path, 0))
+    assert {c.seed: o.status for c, o in found.items()} == {0: "done", 1: "lost", 2: "done"}
+    assert [f.name for f in started].count(bad.name) == 1 + 1 + 3
+    assert found[bad].error.splitlines()[-1] == "Its worker process died."
+
+
+def test_a_damaged_run_is_told_and_the_others_are_done(tmp_path):
+    grid = {"seed": [0]}
+    sweep(BASE, grid, out=tmp_path, workers=1)
+    records_file = tmp_path / cells(BASE, grid)[0].name / "records.jsonl"
+    records_file.write_text("{\n" + records_file.read_text())
+    with pytest.raises(SweepError, match=r"Line 1 of .*records.jsonl is damaged"):
+        sweep(BASE, grid, out=tmp_path, workers=1)
+
+
+UNGUARDED = """
+import flatlens as fl
+fl.sweep({"steps": 1}, {"seed": [0]}, out="runs", engine="dask", workers=1)
+"""
+
+
+def test_without_the_main_guard_dask_says_so(tmp_path):
+    pytest.importorskip("distributed")
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert 'has to stand below if __name__ == "__main__".' in done.stderr.splitlines()[-1]
+    assert done.stderr.count("Traceback") == 1
 
 
 @pytest.mark.parametrize(

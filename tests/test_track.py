@@ -446,6 +446,46 @@ def test_a_scalar_that_is_no_number_is_refused(value):
         tracker(0, train_loss=value)
 
 
+@pytest.mark.parametrize("name", ["step", "run"])
+def test_a_scalar_with_the_name_of_a_column_is_refused(name):
+    tracker = Tracker(network(), x, when=every(1))
+    with pytest.raises(fl.FlatlensError, match=f"{name!r} has the name of a column"):
+        tracker(0, **{name: 7.0})
+    assert tracker.records == []
+
+
+WRONG_KINDS = """
+import flatlens as fl, test_track as t
+from flatlens.track.sinks import CSV
+
+makers = {
+    "every(1.5) has no steps": lambda: fl.every(1.5),
+    "log_spaced(0.5) has no steps": lambda: fl.log_spaced(0.5),
+    "when=5 is no schedule": lambda: fl.Tracker(t.network(), t.x, when=5),
+    "when=[5] is no schedule": lambda: fl.Tracker(t.network(), t.x, when=[5]),
+    "is no list of sinks": lambda: fl.Tracker(t.network(), t.x, sinks=CSV("a.csv")),
+    "sinks=['a.csv'] is no list of sinks": lambda: fl.Tracker(t.network(), t.x, sinks=["a.csv"]),
+    "sinks=5 is no list of sinks": lambda: fl.Tracker(t.network(), t.x, sinks=5),
+}
+for told, make in makers.items():
+    try:
+        make()
+    except fl.FlatlensError as error:
+        assert told in str(error), error
+    else:
+        raise AssertionError(told)
+"""
+
+
+def test_wrong_kinds_are_one_sentence_without_the_checks_of_types():
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(fl.__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-c", WRONG_KINDS],
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     "options", [{"chunks": 3}, {"max_overhead": 10.0}, {"max_overhead": 0.0}], ids=repr
 )

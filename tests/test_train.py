@@ -383,7 +383,21 @@ REFUSED = {
     "diverged: its loss is": {"lr": 1e6},
     "quantity 'love' is unknown": {"quantities": ("love",)},
     "device 'abacus'": {"device": "abacus"},
+    "device 'meta'": {"device": "meta"},
+    "1.weight of the model mlp has shape [0, 64]": {"model_options": {"widths": (64, 0, 10)}},
+    "classes takes a whole number, not (0, 1)": {
+        "data": "synthetic:gaussians",
+        "classes": (0, 1),
+    },
+    "given classes twice": {"classes": (0, 1), "data_options": {"classes": 2}},
+    "batch of one sample (Expected more than 1 value per channel": {
+        "model": "test_train:Noisy",
+        "model_options": {},
+        "train_size": 121,
+    },
 }
+if not torch.cuda.is_available():
+    REFUSED["device 'cuda'"] = {"device": "cuda"}
 
 
 @pytest.mark.parametrize("reason", REFUSED)
@@ -391,6 +405,44 @@ def test_refusals(tmp_path, reason):
     with pytest.raises(FlatlensError) as caught:
         train(replace(SMALL, **REFUSED[reason]), tmp_path / "run")
     assert reason in str(caught.value)
+
+
+def test_a_refused_run_leaves_its_folder_to_the_corrected_one(tmp_path):
+    options = {"widths": (64, 12, 10), "activation": "foo"}
+    with pytest.raises(FlatlensError, match="Unknown activation 'foo'"):
+        train(replace(SMALL, model_options=options), tmp_path / "run")
+    train(SMALL, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["config"] == SMALL.identity
+
+
+def test_a_run_made_before_a_field_was_added_has_its_default(tmp_path):
+    train(SMALL, tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    content = json.loads(path.read_text())
+    del content["config"]["evaluate"]
+    path.write_text(json.dumps(content))
+    assert len(train(SMALL, tmp_path / "run")) == 4
+    with pytest.raises(FlatlensError, match="evaluate=None, not 50"):
+        train(replace(SMALL, evaluate=50), tmp_path / "run")
+
+
+def test_a_done_run_without_records_is_refused(tmp_path):
+    train(SMALL, tmp_path / "run")
+    (tmp_path / "run" / "records.jsonl").write_bytes(b"")
+    with pytest.raises(FlatlensError, match="is done but has no records; delete it"):
+        train(SMALL, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "meta"),
+    [({"network.weight": torch.ones(2)}, {"step": 1}), ({}, {}), (None, {"epoch": 1})],
+)
+def test_a_checkpoint_of_something_else_is_refused(tmp_path, tensors, meta):
+    with Run.open(tmp_path / "run", SMALL.identity) as run:
+        own = training._State.start(SMALL).tensors()
+        run.checkpoint(own if tensors is None else tensors, meta)
+    with pytest.raises(FlatlensError, match=r"is not of this run .*; delete it"):
+        train(SMALL, tmp_path / "run")
 
 
 WORDS = "--model-options.widths [64,12,10] --steps 60 --train-size 130 --samples 10 --measure 20"

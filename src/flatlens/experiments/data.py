@@ -28,8 +28,9 @@ and verifies them):
 from __future__ import annotations
 
 import inspect
+import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from importlib import resources
@@ -92,7 +93,7 @@ def load(name: str, **options: Any) -> Data:
         inspect.signature(reader).bind(**written, **options)
     except TypeError as error:
         raise FlatlensError(f"Data {name!r} cannot take these options: {error}.") from error
-    return reader(**written, **options)
+    return reader(**written, **_plain(name, reader, options))
 
 
 def _reader(name: str) -> Callable[..., Data]:
@@ -110,21 +111,51 @@ def _reader(name: str) -> Callable[..., Data]:
 
 def _written(name: str, reader: Callable[..., Data], text: str) -> dict[str, Any]:
     """Options in a name; the reader's default says what kind of value each one is."""
-    parameters = inspect.signature(reader).parameters
+    defaults = _defaults(reader)
     options: dict[str, Any] = {}
     for key, _, value in (item.partition("=") for item in text.split("&")):
         if key in options:
             raise FlatlensError(f"Data {name!r} is given the option {key} twice.")
-        default = parameters[key].default if key in parameters else ""
+        default = defaults.get(key, "")
         try:
             if default is None:
                 options[key] = tuple(int(number) for number in value.split(","))
             else:
                 options[key] = type(default)(value)
         except ValueError as error:
-            kind = "whole numbers" if default is None or type(default) is int else "a number"
-            raise FlatlensError(f"Data {name!r}: {key} takes {kind}, not {value!r}.") from error
+            raise _unlike(name, key, value, default) from error
     return options
+
+
+def _plain(name: str, reader: Callable[..., Data], options: dict[str, Any]) -> dict[str, Any]:
+    """Options from Python, TOML or JSON, each of the kind that the reader's default says."""
+    defaults = _defaults(reader)
+    plain: dict[str, Any] = {}
+    for key, value in options.items():
+        default = defaults[key]
+        try:
+            plain[key] = _like(default, value)
+        except (TypeError, ValueError) as error:
+            raise _unlike(name, key, value, default) from error
+    return plain
+
+
+def _like(default: Any, value: Any) -> Any:
+    """None stands for whole numbers, one or several."""
+    if default is None and value is not None:
+        many = value if isinstance(value, Collection) and len(value) else (value,)
+        return tuple(map(operator.index, many))
+    if type(default) is int:
+        return operator.index(value)
+    if isinstance(value, str) != isinstance(default, str):
+        raise TypeError(value)
+    return value if default is None else type(default)(value)
+
+
+def _unlike(name: str, key: str, value: Any, default: Any) -> FlatlensError:
+    kinds = {int: "a whole number", float: "a number", str: "a word"}
+    kind = kinds.get(type(default), "whole numbers")
+    return FlatlensError(f"Data {name!r}: {key} takes {kind}, not {value!r}.")
 
 
 def digits() -> Data:

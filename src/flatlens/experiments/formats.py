@@ -10,7 +10,6 @@ import gzip
 import math
 import pickle
 import struct
-import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,6 +47,10 @@ def read_idx(path: Path, axes: int) -> UInt8[np.ndarray, ...]:
             content = stream.read(promised + 1)  # one more, to see the end of the file
     except (EOFError, zlib.error) as error:
         raise FlatlensError(f"{path} is cut short or damaged: {error}.") from error
+    except (OverflowError, MemoryError) as error:
+        raise FlatlensError(
+            f"{path} is damaged: its header promises {' x '.join(map(str, shape))} bytes."
+        ) from error
     except gzip.BadGzipFile as error:
         raise FlatlensError(f"{path} is damaged or no gzip file: {error}.") from error
     except OSError as error:
@@ -149,14 +152,18 @@ def read_npz(path: Path, keys: Sequence[str]) -> dict[str, NDArray[np.generic]]:
             file = np.load(stream, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise FlatlensError(f"{path} is a single array; save it with numpy.savez(x=, y=).")
-            return {key: file[key] for key in keys if key in file.files}
+            arrays = {key: file[key] for key in keys if key in file.files}
     except FlatlensError:
         raise
     except OSError as error:
         raise FlatlensError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # damaged files raise whatever their next byte leads to
         if "Object arrays" in str(error):
             why = "it holds arrays of Python objects, which are never loaded; save numbers"
         else:
-            why = "it is not a NumPy .npz file"
+            why = "it is damaged or not a NumPy .npz file"
         raise FlatlensError(f"Cannot read {path}: {why}.") from error
+    for key, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # a file in the archive that is none of NumPy's
+            raise FlatlensError(f"{path}: {key} is not a NumPy array.")
+    return arrays

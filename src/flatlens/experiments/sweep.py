@@ -10,31 +10,35 @@ import concurrent.futures
 import contextlib
 import itertools
 import logging
+import multiprocessing
 import os
+import re
 import signal
+import sys
 import tempfile
 import threading
 import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, first_line
 from flatlens.experiments.config import Config, read_toml
 from flatlens.experiments.files import replacing
 from flatlens.experiments.progress import sweep_bar
-from flatlens.experiments.runs import Run, RunBusyError, read_runs
-from flatlens.experiments.train import train
+from flatlens.experiments.runs import RunBusyError, read_runs
+from flatlens.experiments.train import open_run, train
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Grid = Mapping[str, Any]
 ERROR = "error.txt"  # in the folder of a run that failed
-LOSSES = 3  # workers that may die under a run before it counts as failed, as Dask has it
+LOSSES = 3  # workers that may die under a run alone before it counts as failed, as Dask has it
 CONNECT = "30s"  # how long a Dask scheduler may take to answer
 IDLE = 60  # seconds after which local workers without work end
 _ONE_AT_A_TIME = threading.Lock()  # torch has one generator and one number of threads a process
@@ -97,7 +101,10 @@ def sweep(
                     show(len(failed), len(busy))
     if failed:
         raise SweepError(_told(failed, len(configs), folder))
-    frame = read_runs(folder)
+    damaged: list[str] = []
+    frame = read_runs(folder, damaged=damaged)
+    if damaged:
+        raise SweepError(" ".join(damaged))
     frame.attrs["busy"] = busy
     return frame
 
@@ -130,7 +137,12 @@ def cells(base: Config | Mapping[str, Any], grid: Grid | Sequence[Grid]) -> list
             settings = dict(start)
             for key, value in zip(lists, values, strict=True):
                 name, _, option = key.partition(".")
-                settings[name] = {**settings.get(name, {}), option: value} if option else value
+                inside = settings.get(name, {})
+                if option and not isinstance(inside, Mapping):
+                    raise FlatlensError(
+                        f"The grid's {key} is an option of {name}, but {name} is {inside!r}."
+                    )
+                settings[name] = {**inside, option: value} if option else value
             config = Config.from_dict(settings, "the grid")
             found.setdefault(config.name, config)
     return list(found.values())
@@ -151,8 +163,11 @@ def read_sweep(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     content = read_toml(path)
     if unknown := sorted(content.keys() - {"base", "grid"}):
         raise FlatlensError(f"{path} has {unknown[0]!r} beside its tables [base] and [grid].")
-    grid = content.get("grid", {})
-    return content.get("base", {}), grid if isinstance(grid, list) else [grid]
+    base, grid = content.get("base", {}), content.get("grid", {})
+    grids = grid if isinstance(grid, list) else [grid]
+    if not isinstance(base, dict) or not all(isinstance(one, dict) for one in grids):
+        raise FlatlensError(f"In {path} base and grid must be tables: [base], [grid] or [[grid]].")
+    return base, grids
 
 
 # ------------------------------------------------------------------ one cell, on any worker
@@ -175,7 +190,8 @@ def run_cell(settings: Mapping[str, Any], out: str, token: str) -> Outcome:
             (folder / ERROR).unlink(missing_ok=True)
         except RunBusyError:
             return Outcome("busy")
-        except Exception as error:  # of anyone's network: kept, told at the end
+        # of anyone's network, which may even want to exit: kept, told at the end
+        except (Exception, SystemExit) as error:
             status: Literal["refused", "failed"] = (
                 "refused" if isinstance(error, FlatlensError) else "failed"
             )
@@ -195,7 +211,7 @@ def _keep(config: Config, outcome: Outcome, folder: Path) -> Outcome:
     if not outcome.files:
         return outcome
     try:
-        with Run.open(place, config.identity) as run:  # its lock: another sweep may write, too
+        with open_run(place, config) as run:  # its lock: another sweep may write, too
             names = [] if run.done else sorted(outcome.files, key="done".__eq__)  # done comes last
             for name in names:
                 with replacing(place / name) as temporary:
@@ -216,29 +232,44 @@ class Engine:
     submit: Callable[..., Any]
     wait: Callable[[list[Any]], Any]
     window: int | None  # tasks under way at a time; None: the scheduler has a queue of its own
-    losses: int  # how often a run is started again because its worker died
+    losses: int  # how often a run is started again because its worker died; 0: by the scheduler
 
 
 def _outcomes(
     todo: list[Config], engine: Engine, folder: Path, retries: int
 ) -> Iterator[tuple[Config, Outcome]]:
-    """Each config with what became of it, in the order in which they end."""
+    """Each config with what became of it, in the order in which they end.
+
+    A worker that dies takes the runs of all others along. Which one killed it is not known, so all
+    of them are run again at the end with nothing beside them: only what is lost then is counted.
+    """
     token = _mark(folder)
-    waiting, running = list(reversed(todo)), dict[Any, Config]()
+    waiting, suspects = list(reversed(todo)), list[Config]()
+    running, together = dict[Any, Config](), set[Any]()  # futures, and those that had company
     left: Counter[tuple[str, str]] = Counter()  # how often a status of a run is tried again
     for config in todo:
         left["failed", config.name], left["lost", config.name] = retries, engine.losses
+
+    def start(config: Config) -> None:
+        running[engine.submit(run_cell, config.to_dict(), str(folder), token)] = config
+        if len(running) > 1:
+            together.update(running)
+
     try:
-        while waiting or running:
+        while waiting or suspects or running:
             while waiting and (engine.window is None or len(running) < engine.window):
-                config = waiting.pop()
-                future = engine.submit(run_cell, config.to_dict(), str(folder), token)
-                running[future] = config
+                start(waiting.pop())
+            if not running:
+                start(suspects.pop())
             done, _ = engine.wait(list(running))
             for future in done:
-                config = running.pop(future)
-                outcome = _result(future)
-                if left[outcome.status, config.name] > 0:
+                config, outcome = running.pop(future), _result(future)
+                if outcome.status == "lost" and engine.losses and future in together:
+                    suspects.append(config)
+                elif outcome.status == "lost" and left["lost", config.name] > 0:
+                    left["lost", config.name] -= 1
+                    suspects.append(config)
+                elif left[outcome.status, config.name] > 0:
                     left[outcome.status, config.name] -= 1
                     waiting.append(config)
                 else:
@@ -257,9 +288,17 @@ def _mark(folder: Path) -> str:
 def _result(future: Any) -> Outcome:
     try:
         outcome: Outcome = future.result()
-    except Exception:  # not of the run, which catches its own
-        return Outcome("lost", traceback.format_exc())
+    except Exception as error:  # not of the run, which catches its own
+        return Outcome("lost", traceback.format_exc() + _death(error))
     return outcome
+
+
+def _death(error: Exception) -> str:
+    """That a worker died, and of what as far as that is known; nothing of other errors."""
+    if isinstance(error, BrokenProcessPool):
+        code = re.search(r"exit codes of the workers are {(.+)}", str(error))
+        return f"\nIts worker process died{f', {code[1]}' if code else ''}."
+    return "\nIts worker processes died." if type(error).__name__ == "KilledWorker" else ""
 
 
 @contextlib.contextmanager
@@ -326,6 +365,18 @@ def keeping_memory() -> contextlib.AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
+def _started() -> Iterator[None]:
+    """Workers that do not start, in one sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise FlatlensError(
+            f"Dask's workers do not start ({first_line(error).rstrip('.')}); each of them imports "
+            'the script that is run, so the sweep has to stand below if __name__ == "__main__".'
+        ) from None
+
+
+@contextlib.contextmanager
 def _dask(
     workers: int, address: str | None, resources: Mapping[str, int | float] | None
 ) -> Iterator[Engine]:
@@ -333,9 +384,11 @@ def _dask(
         import distributed
     except ImportError as error:
         raise FlatlensError("The engine dask needs pip install flatlens[dask].") from error
+    if address is None and getattr(multiprocessing.current_process(), "_inheriting", False):
+        sys.exit(1)  # a worker that runs the script again: the driver says what is wrong
     with contextlib.ExitStack() as stack:
         if address is None:
-            with keeping_memory():
+            with keeping_memory(), _started():
                 cluster = distributed.LocalCluster(
                     n_workers=workers,
                     processes=True,

@@ -12,6 +12,7 @@ import itertools
 import math
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 
 import flatlens as fl
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, first_line
 from flatlens.experiments.config import Config, due_steps
 from flatlens.experiments.data import Data, load
 from flatlens.experiments.models import build
@@ -50,8 +51,13 @@ def train(config: Config, folder: Path | str, *, progress: bool | None = None) -
     """
     import pandas as pd
 
-    with Run.open(folder, config.identity) as run:
+    with open_run(folder, config) as run:
+        if run.done and not run.records:
+            raise FlatlensError(
+                f"{run.folder} is done but has no records; delete it to train again."
+            )
         if not run.done:
+            _check_device(config.device)
             with _torch_settings(config), _interrupt() as interrupted:
                 state = _State.start(config)
                 start = state.restore(run)
@@ -59,6 +65,11 @@ def train(config: Config, folder: Path | str, *, progress: bool | None = None) -
                     _go(state, run, start, interrupted, show)
             run.finish()
         return pd.DataFrame(run.records)
+
+
+def open_run(folder: Path | str, config: Config) -> Run:
+    """The run of a config; one that was made before a field was added has its default."""
+    return Run.open(folder, config.identity, defaults=Config().identity)
 
 
 def _go(
@@ -132,7 +143,7 @@ class _State:
     def start(cls, config: Config) -> _State:
         """Initial weights from the seed, data on the device."""
         torch.manual_seed(config.seed)
-        network = build(config.model, **config.model_options)
+        network = _built(config)
         data = _load(config)
         x, y = place(network, data.x_train, data.y_train, config.device, config.dtype)
         x_test, y_test = place(network, data.x_test, data.y_test, config.device, config.dtype)
@@ -152,7 +163,15 @@ class _State:
         found = run.restore()
         if found is None:
             return None
-        tensors, meta = found
+        try:
+            return self._load(*found)
+        except (RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
+            raise FlatlensError(
+                f"The checkpoint in {run.folder} is not of this run ({first_line(error)}); delete "
+                "it to start the run again."
+            ) from error
+
+    def _load(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> int:
         self.network.load_state_dict(_below("network.", tensors))
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in _below("optimizer.", tensors).items():
@@ -205,8 +224,24 @@ class _State:
         return scores
 
 
+def _built(config: Config) -> nn.Module:
+    """The network that the config names, every layer with at least one weight."""
+    with warnings.catch_warnings():  # torch warns of what is refused here
+        warnings.filterwarnings("ignore", "Initializing zero-element tensors")
+        network = build(config.model, **config.model_options)
+    for name, p in network.named_parameters():
+        if not p.numel():
+            raise FlatlensError(
+                f"{name} of the model {config.model} has shape {list(p.shape)}; give every layer "
+                "at least one unit."
+            )
+    return network
+
+
 def _load(config: Config) -> Data:
     """The data that the config names, cut to its size."""
+    if config.classes is not None and "classes" in config.data_options:
+        raise FlatlensError("The data is given classes twice: as classes and in data_options.")
     classes = {} if config.classes is None else {"classes": config.classes}
     data = load(config.data, **classes, **config.data_options)
     there, n = len(data.x_train), config.train_size
@@ -291,7 +326,9 @@ def _step(state: _State) -> Callable[[Tensor], Tensor]:
 
     def gradients(index: Tensor) -> Tensor:
         optimizer.zero_grad()
-        loss = loss_of(network(x.index_select(0, index)), targets.index_select(0, index))
+        with _one_sample(len(index), config):
+            f = network(x.index_select(0, index))
+        loss = loss_of(f, targets.index_select(0, index))
         loss.backward()
         return loss.detach()
 
@@ -313,6 +350,20 @@ def _step(state: _State) -> Callable[[Tensor], Tensor]:
         return loss
 
     return sharpness_aware if config.optimizer in ("sam", "asam") else plain
+
+
+@contextlib.contextmanager
+def _one_sample(n: int, config: Config) -> Iterator[None]:
+    """Batch norm cannot train on one sample, which the last batch of an epoch may be."""
+    try:
+        yield
+    except ValueError as error:
+        if n > 1:
+            raise
+        raise FlatlensError(
+            f"The network cannot train on a batch of one sample ({first_line(error)}), which "
+            f"batch_size={config.batch_size} leaves at the end of an epoch; choose another."
+        ) from error
 
 
 def _smoothed(part: Part, config: Config) -> Tensor:
@@ -340,6 +391,15 @@ def ascend(parameters: list[nn.Parameter], rho: float, adaptive: bool) -> None:
 
 
 # ------------------------------------------------------------------ surroundings
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.zeros(1, device=device).item()  # "meta" has no values
+    except (RuntimeError, AssertionError) as error:  # unknown, absent, or a build without it
+        raise FlatlensError(
+            f"Cannot compute on device {device!r} with this torch; try cpu."
+        ) from error
 
 
 @contextlib.contextmanager

@@ -82,17 +82,17 @@ def reproduce(
     stop nothing else: they are told at the end. Figures are drawn as soon as their recipe is done.
     """
     out = Path(out)
-    frames: Frames = {} if source is None else read_records(Path(source))
+    frames: Frames = {} if source is None else _redrawable(Path(source))
     known = recipes()
     if not names:
-        names = [name for recipe in frames if recipe in known for name in known[recipe].figures]
+        names = [name for recipe in frames for name in known[recipe].figures]
     wanted = drawings(names)
     train = train and source is None
     for name in wanted if train else ():
         _load(known[name].configs(scale)[0])  # data that are not there are told at once, and once
     files: list[Path] = []
     problems: list[str] = []
-    with _accounted(out, scale, source):
+    with _accounted(out, scale, source, problems):
         for name, figures in wanted.items():
             try:
                 if train:
@@ -101,7 +101,7 @@ def reproduce(
             except SweepError as error:
                 problems.append(f"{name}: {error}")
             if source is None:
-                frames = found(out, scale)
+                frames = found(out, scale, problems)
             drawn, reasons = _drawn(name, figures, frames, out)
             files += drawn
             problems += reasons
@@ -116,16 +116,40 @@ def _folder(recipe: Recipe, out: Path) -> Path:
     return out / "runs" / recipe.name
 
 
-def found(out: Path, scale: str) -> Frames:
-    """The records below `out` of every recipe that has some, at this scale."""
+def _redrawable(source: Path) -> Frames:
+    """The records in a file, all of known recipes and with the columns that all figures need."""
+    frames, known = read_records(source), recipes()
+    for name, df in frames.items():
+        if name not in known:
+            raise FlatlensError(
+                f"{source} has records of the recipe {name!r}; those known are {', '.join(known)}."
+            )
+        for column in ("run", "step", "steps"):
+            if column not in df or df[column].isna().any():
+                raise FlatlensError(f"{source} has records of {name} without {column!r}.")
+            if column != "run" and not pd.api.types.is_numeric_dtype(df[column]):
+                raise FlatlensError(
+                    f"{source} has records of {name} whose {column!r} is no number."
+                )
+    return frames
+
+
+def found(out: Path, scale: str, problems: list[str] | None = None) -> Frames:
+    """The records below `out` of every recipe that has some, at this scale.
+
+    Runs that cannot be read are left out and told in `problems`, once each.
+    """
     frames = {}
+    damaged: list[str] = []
     for recipe in recipes().values():
         if not any(_folder(recipe, out).glob("*/records.jsonl")):
             continue
-        frame = read_runs(_folder(recipe, out))
+        frame = read_runs(_folder(recipe, out), damaged=damaged)
         frame = frame[frame["run"].isin([config.name for config in recipe.configs(scale)])]
         if len(frame):
             frames[recipe.name] = frame.reset_index(drop=True)
+    if problems is not None:
+        problems += [text for text in damaged if not any(text in told for told in problems)]
     return frames
 
 
@@ -287,7 +311,9 @@ def write_summary(frames: Frames, out: Path) -> Path:
 
 
 @contextmanager
-def _accounted(out: Path, scale: str, source: Path | str | None) -> Iterator[None]:
+def _accounted(
+    out: Path, scale: str, source: Path | str | None, problems: list[str]
+) -> Iterator[None]:
     """Notes the call in `provenance.json`, also one that Ctrl-C ended.
 
     Redrawn results keep the provenance of their records.
@@ -296,20 +322,30 @@ def _accounted(out: Path, scale: str, source: Path | str | None) -> Iterator[Non
     try:
         yield
     except KeyboardInterrupt:
-        _note(out, scale, source, time.perf_counter() - before)
+        problems += _note(out, scale, source, time.perf_counter() - before)
         raise
-    _note(out, scale, source, time.perf_counter() - before)
+    problems += _note(out, scale, source, time.perf_counter() - before)
 
 
-def _note(out: Path, scale: str, source: Path | str | None, seconds: float) -> None:
+def _note(out: Path, scale: str, source: Path | str | None, seconds: float) -> list[str]:
+    """Adds a call to the list; where that is damaged a new one is begun, and this is told."""
     old = (out if source is None else Path(source).parent) / PROVENANCE
-    content = json.loads(old.read_text()) if old.exists() else {"calls": []}
+    content: dict[str, Any] = {"calls": []}
+    problems = []
+    if old.exists():
+        try:
+            content = dict(json.loads(old.read_text()))
+            content["calls"] = [*content["calls"]]
+        except (ValueError, TypeError, KeyError):
+            content = {"calls": []}
+            problems.append(f"{old} was damaged; a new list of calls is begun.")
     if source is None:
         command = "flatlens " + shlex.join(sys.argv[1:])
         call = {"command": command, "scale": scale, "wall_time": timing.told(seconds)}
         content["calls"].append(provenance() | call)
         content["networks"] = {name: _counts(df) for name, df in found(out, scale).items()}
     _written(out / PROVENANCE, json.dumps(content, indent=1) + "\n")
+    return problems
 
 
 def _counts(df: pd.DataFrame) -> dict[str, int]:

@@ -49,6 +49,13 @@ class TrackerCallback(Callback):
     ) -> None:
         self.tracker, self.metrics, self.on = tracker, list(metrics), on
 
+    @property
+    def state_key(self) -> str:
+        """By which Lightning's checkpoints tell several trackers apart."""
+        run = self.tracker.run
+        where = None if run is None else str(run.folder)
+        return f"{type(self).__qualname__}(on={self.on!r}, run={where!r})"
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if self.on == "train":
             self._track(trainer)

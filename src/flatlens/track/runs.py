@@ -57,8 +57,15 @@ class RunBusyError(FlatlensError):
 class Run:
     """One folder of one training, open for writing; ``with Run.open(...) as run`` closes it."""
 
-    def __init__(self, folder: str | Path, config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        config: Mapping[str, Any] | None = None,
+        *,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
         self.folder = Path(folder)
+        self._defaults = dict(defaults or {})
         self.config: dict[str, Any] = {}
         self.records: list[Record] = []
         self._files: list[int] = []  # lock and records, as the system numbers them
@@ -72,11 +79,18 @@ class Run:
         _OPEN.add(self)
 
     @classmethod
-    def open(cls, folder: str | Path, config: Mapping[str, Any] | None = None) -> Run:
+    def open(
+        cls,
+        folder: str | Path,
+        config: Mapping[str, Any] | None = None,
+        *,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> Run:
         """Create the folder, or reopen it; what is there must have the same ``config``.
 
-        Without ``config`` any folder of a run is taken as it is. A last line that was cut short
-        when the writer died is dropped.
+        Without ``config`` any folder of a run is taken as it is. Keys that it lacks have the value
+        of ``defaults``. A folder with neither records nor a checkpoint is as good as new: it takes
+        any config. A last line that was cut short when the writer died is dropped.
 
         Example:
             >>> import tempfile
@@ -87,7 +101,7 @@ class Run:
             ...     run.config, run.records
             ({'lr': 0.1}, [{'step': 0, 'sharpness': 2.5, 'log_volume': -inf}])
         """
-        return cls(folder, config)
+        return cls(folder, config, defaults=defaults)
 
     def _open(self, config: dict[str, Any] | None) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -111,21 +125,28 @@ class Run:
         path = self.folder / CONFIG
         wanted = None if config is None else _as_json(config, f"The config of {self.folder}")
         if path.exists():
-            self.config = _read_config(path)
-            if wanted is not None and (differs := _difference(self.config, wanted)):
+            self.config = self._defaults | _read_config(path)
+            differs = None if wanted is None else _difference(self.config, wanted)
+            if differs is None:
+                return
+            if not self._is_empty():
                 key, old, new = differs
                 raise FlatlensError(
                     f"The run {self.folder} was made with {key}={old}, not {new}; choose another "
                     "folder, or the config it has."
                 )
-            return
-        if (self.folder / RECORDS).exists():
+        elif (self.folder / RECORDS).exists():
             raise FlatlensError(
                 f"{self.folder} has records but no {CONFIG}; restore it, or choose another folder."
             )
         self.config = wanted or {}
         content = {"config": self.config, "provenance": provenance()}
         _write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
+
+    def _is_empty(self) -> bool:
+        records = self.folder / RECORDS
+        begun = (self.folder / CHECKPOINT).exists() or self.done
+        return not begun and not (records.exists() and records.stat().st_size)
 
     def _file(self, name: str) -> int:
         number = os.open(self.folder / name, os.O_RDWR | os.O_CREAT, 0o644)
@@ -263,23 +284,30 @@ def _leave_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-def read_runs(folder: str | Path) -> pd.DataFrame:
+def read_runs(folder: str | Path, *, damaged: list[str] | None = None) -> pd.DataFrame:
     """Every record of every run below ``folder``, one tidy table: run x step x quantity.
 
     Columns are ``run`` (the path below ``folder``), ``step``, the quantities, and the config of
     each run; a config key with the name of another column becomes ``config.KEY``, an option inside
-    an option ``outer.inner``. Runs that are being written are read as far as they are.
+    an option ``outer.inner``. Runs that are being written are read as far as they are. With a list
+    ``damaged``, runs that cannot be read are told there and left out.
     """
     import pandas as pd
 
     folder = Path(folder)
     found: list[tuple[str, pd.DataFrame, dict[str, Any]]] = []
     for path in sorted(folder.rglob(RECORDS)):
-        with _told("read", path):
-            records, _ = _parse(path, path.read_bytes())
-        config = _flat(_read_config(path.parent / CONFIG))
+        try:
+            with _told("read", path):
+                records, _ = _parse(path, path.read_bytes())
+            config = _flat(_read_config(path.parent / CONFIG))
+        except FlatlensError as error:
+            if damaged is None:
+                raise
+            damaged.append(str(error))
+            continue
         found.append((path.parent.relative_to(folder).as_posix(), pd.DataFrame(records), config))
-    if not found:
+    if not found and not damaged:
         raise FlatlensError(f"There is no run below {folder} (no {RECORDS}).")
     quantities = dict.fromkeys(name for _, frame, _ in found for name in frame if name != "step")
     taken = {"run", "step", *quantities}
@@ -289,7 +317,9 @@ def read_runs(folder: str | Path) -> pd.DataFrame:
         # one object a cell: a tuple as it is would be a column
         cells = {key: [v] * len(frame) for key, v in ({"run": run} | named).items()}
         frames.append(pd.concat([frame, pd.DataFrame(cells, index=frame.index)], axis=1))
-    table = pd.concat([f for f in frames if len(f)] or frames, ignore_index=True)
+    table = pd.concat(
+        [f for f in frames if len(f)] or frames or [pd.DataFrame()], ignore_index=True
+    )
     return table.reindex(columns=list(dict.fromkeys(["run", "step", *quantities, *table])))
 
 

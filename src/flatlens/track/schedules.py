@@ -22,8 +22,8 @@ def every(k: int) -> Schedule:
     >>> [step for step in range(500) if every(200)(step)]
     [0, 200, 400]
     """
-    if k < 1:
-        raise FlatlensError(f"every({k}) has no steps; give 1 or more")
+    if not isinstance(k, int) or k < 1:
+        raise FlatlensError(f"every({k}) has no steps; give a whole number, 1 or more")
     return lambda step: step % k == 0
 
 
@@ -33,8 +33,10 @@ def log_spaced(per_decade: int) -> Schedule:
     >>> [step for step in range(101) if log_spaced(3)(step)]
     [0, 1, 2, 5, 10, 22, 46, 100]
     """
-    if per_decade < 1:
-        raise FlatlensError(f"log_spaced({per_decade}) has no steps; give 1 or more")
+    if not isinstance(per_decade, int) or per_decade < 1:
+        raise FlatlensError(
+            f"log_spaced({per_decade}) has no steps; give a whole number, 1 or more"
+        )
 
     def due(step: int) -> bool:
         if step < 1:

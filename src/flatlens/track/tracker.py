@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 PART = 4  # one of so many samples is measured where all take too long
+RESERVED = ("run", "step")  # columns of a table of runs
 FEWEST = 10  # samples that are enough for a standard error
 
 
@@ -96,9 +97,16 @@ class Tracker:
             raise FlatlensError(f"max_overhead={max_overhead} is not a share; give 0.1 for 10 %")
         if max_overhead is not None and measure_options.get("distributed"):
             raise FlatlensError("max_overhead may choose otherwise in each process; leave it out")
+        if not isinstance(sinks, Sequence) or not all(isinstance(sink, Sink) for sink in sinks):
+            raise FlatlensError(f"sinks={sinks!r} is no list of sinks; give [CSV(path)]")
+        whens = [when] if callable(when) or not isinstance(when, Sequence) else when
+        if not all(callable(w) for w in whens):
+            raise FlatlensError(
+                f"when={when!r} is no schedule; give every(200) or several in a list"
+            )
         self.model, self.sinks, self.max_overhead = model, list(sinks), max_overhead
         self.quantities, self.options = quantities, measure_options
-        self.when = [_with_three(w) for w in ([when] if callable(when) else when)]
+        self.when = [_with_three(w) for w in whens]
         self._device = _device(model)
         with undisturbed():
             self.x, self.y = _kept(x, self._device), _kept(y, self._device)
@@ -117,6 +125,11 @@ class Tracker:
 
         A tensor among the scalars is read only then: no step waits for the device in between.
         """
+        for name in RESERVED:
+            if name in scalars:
+                raise FlatlensError(
+                    f"the scalar {name!r} has the name of a column of read_runs; call it otherwise"
+                )
         if not any(due(step, scalars, self.records) for due in self.when):
             return None
         if not self._is_new(step):
