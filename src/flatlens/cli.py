@@ -282,8 +282,8 @@ def sweep(
             base[name] = value[0] if axis else value
             grids = [{k: v for k, v in grid.items() if k != name} for grid in grids]
     if seeds is not None:
-        if "seed" in base or any("seed" in grid for grid in grids):
-            raise FlatlensError("Give either --seeds or a seed, not both.")
+        if "seed" in chosen(given):
+            raise FlatlensError("Give either --seeds or --seed, not both.")
         grids = [{**grid, "seed": range(seeds)} for grid in grids]
     try:
         frame = sweep(
