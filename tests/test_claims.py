@@ -11,7 +11,15 @@ from flatlens.errors import FlatlensError
 from flatlens.experiments import records, statistics
 from flatlens.experiments.claims import ABOUT, TEXTS, claims, markdown, verdicts
 from flatlens.experiments.curves import late_change, over_steps, phase
-from flatlens.experiments.statistics import bootstrap, centred, combination, correlation
+from flatlens.experiments.statistics import (
+    Estimate,
+    averaged,
+    centred,
+    combination,
+    correlation,
+    jackknife,
+    jackknife_correlation,
+)
 
 VERDICTS = {1: "supported", -1: "not supported", 0: "inconclusive"}
 
@@ -36,16 +44,16 @@ def test_t_quantile_is_that_of_the_tables():
 
 def test_a_difference_of_two_means_is_welchs():
     a, b = np.array([27.5, 21.0, 19.0, 23.6]), np.array([27.1, 22.0, 20.8, 23.4, 23.4, 23.5, 25.8])
-    e = combination([a, b], [1.0, -1.0])
+    e = combination(np.concatenate([a, b]), ["a"] * 4 + ["b"] * 7, {"a": 1.0, "b": -1.0})
     va, vb = a.var(ddof=1) / 4, b.var(ddof=1) / 7
     freedom = (va + vb) ** 2 / (va**2 / 3 + vb**2 / 6)
     half = statistics.t_quantile(freedom) * math.sqrt(va + vb)
-    assert (e.value, e.n) == (pytest.approx(a.mean() - b.mean()), 11)
+    assert (e.value, e.n, e.units) == (pytest.approx(a.mean() - b.mean()), 11, 11)
     assert (e.low, e.high) == (pytest.approx(e.value - half), pytest.approx(e.value + half))
 
 
 def test_one_run_has_no_interval():
-    e = combination([np.array([1.0])], [1.0])
+    e = combination(np.array([1.0]), ["a"], {"a": 1.0})
     assert e.value == 1
     assert math.isnan(e.low)
 
@@ -57,25 +65,115 @@ def test_correlation_is_numpys_and_ranks_share_ties():
     assert math.isnan(correlation(x, np.ones(30)))
 
 
-def test_bootstrap_repeats_itself_and_stays_in_its_configuration():
-    groups = ["a"] * 5 + ["b"] * 4
-    index = statistics.resamples(groups, draws=50)
-    assert np.array_equal(index, statistics.resamples(groups, draws=50))
-    assert index[:, :5].max() == 4
-    assert index[:, 5:].min() == 5
-    assert statistics.resamples(["a", "b", "b", "b"], draws=50)[:, 0].max() == 3  # too few of a
+def test_a_difference_of_two_means_with_common_seeds_is_that_of_pairs():
+    a, b = np.random.default_rng(0).normal(size=(2, 6)) + np.arange(6)  # seeds differ by far more
+    e = combination(np.append(a, b), [*"aaaaaabbbbbb"], {"a": 1.0, "b": -1.0}, [*range(6)] * 2)
+    half = statistics.t_quantile(5) * (a - b).std(ddof=1) / math.sqrt(6)
+    assert (e.low, e.high) == (
+        pytest.approx((a - b).mean() - half),
+        pytest.approx((a - b).mean() + half),
+    )
+    assert (e.n, e.units) == (12, 6)
 
 
-def test_bootstrap_intervals_cover_the_truth():
-    """Normal pairs with correlation 0.6, 8 runs in each of 5 configurations."""
-    draw, truth, groups = np.random.default_rng(1), 0.6, np.repeat(np.arange(5), 8).tolist()
-    covered = 0
-    for _ in range(200):
-        x = draw.normal(size=40)
-        y = truth * x + math.sqrt(1 - truth**2) * draw.normal(size=40)
-        e = bootstrap(correlation, [x, y], groups)
+def test_a_mean_over_configurations_has_the_scatter_of_seeds():
+    values = np.random.default_rng(0).normal(size=(3, 5)) + 10 * np.arange(3)[:, None]
+    groups, seeds = np.repeat([*"abc"], 5).tolist(), np.tile(np.arange(5), 3).tolist()
+    e = averaged(values.ravel(), groups, seeds)
+    by_seed = values.mean(axis=0)
+    half = statistics.t_quantile(4) * by_seed.std(ddof=1) / math.sqrt(5)
+    assert (e.low, e.high) == (
+        pytest.approx(by_seed.mean() - half),
+        pytest.approx(by_seed.mean() + half),
+    )
+    assert e.effect == pytest.approx(e.value / math.sqrt(values.var(axis=1, ddof=1).mean()))
+
+
+def lists(groups, seeds=None):
+    return [[unit.tolist() for unit in units] for units in statistics.strata(groups, seeds)]
+
+
+def test_units_are_seeds_where_configurations_share_them():
+    assert lists([*"aabb"], [0, 1, 1, 2]) == [[[0], [1, 2], [3]]]  # seed 1 ties a and b
+    assert lists([*"aabb"], [0, 1, 2, 3]) == lists([*"aabb"]) == [[[0], [1]], [[2], [3]]]
+    assert lists([*"aabbcc"], [0, 1, 0, 1, 7, 8]) == [[[0, 2], [1, 3]], [[4], [5]]]
+    assert lists([*"abb"], [0, 1, 2]) == [[[0], [1], [2]]]  # one run of a hides its scatter
+    assert lists([*"aab"], [0, 0, 0]) == [[[0, 1, 2]]]
+
+
+def pairs(draw, n, shared, apart, within):
+    """Five configurations of n seeds: x and y, and their correlation if seeds were endless.
+
+    `shared`: part of the variance that is the seed's; `apart`: distance of neighbours' means.
+    """
+    means = apart * (np.arange(5)[:, None] - 2.0)
+    x, other = math.sqrt(shared) * draw.normal(size=(2, 1, n)) + math.sqrt(
+        1 - shared
+    ) * draw.normal(size=(2, 5, n))
+    y = within * x + math.sqrt(1 - within**2) * other
+    truth = (means.var() + within) / (means.var() + 1)
+    return np.stack([(x + means).ravel(), (y + means).ravel()]), truth
+
+
+@pytest.mark.parametrize("apart", [1, 2])
+@pytest.mark.parametrize(("n", "shared"), [(8, 0.75), (4, 0.75), (8, 0), (4, 0)])
+def test_intervals_of_pooled_correlations_hold_the_truth(n, shared, apart):
+    draw, repeats, covered = np.random.default_rng(0), 400, 0
+    groups = np.repeat(np.arange(5), n).tolist()
+    seeds = np.tile(np.arange(n), 5).tolist() if shared else None
+    for _ in range(repeats):
+        xy, truth = pairs(draw, n, shared, apart, within=0.3)
+        e = jackknife_correlation(lambda rows, xy=xy: correlation(*xy[:, rows]), groups, seeds)
         covered += e.low < truth < e.high
-    assert 0.88 < covered / 200 < 0.99
+    assert 0.9 <= covered / repeats <= 0.98
+
+
+@pytest.mark.parametrize("within", [0, 0.6])
+def test_intervals_within_configurations_hold_the_truth(within):
+    draw, repeats, covered = np.random.default_rng(1), 300, 0
+    groups, seeds = np.repeat(np.arange(5), 8), np.tile(np.arange(8), 5).tolist()
+    for _ in range(repeats):
+        xy, _ = pairs(draw, 8, shared=0.75, apart=1, within=within)
+        e = jackknife_correlation(
+            lambda rows, xy=xy: correlation(*centred(xy[:, rows], groups[rows].tolist())),
+            groups.tolist(),
+            seeds,
+        )
+        covered += e.low < within < e.high
+    assert 0.92 <= covered / repeats <= 0.985
+
+
+def test_intervals_of_correlations_end_at_one():
+    x = np.arange(8.0)
+    e = jackknife_correlation(lambda rows: correlation(x[rows], 2 * x[rows]), ["a"] * 8)
+    assert (e.low, e.high) == (pytest.approx(1), pytest.approx(1))
+    y = x.copy()
+    y[[0, 1]] = y[[1, 0]]  # without either the order is perfect
+    ranks = statistics.ranks
+    e = jackknife_correlation(lambda rows: correlation(ranks(x[rows]), ranks(y[rows])), ["a"] * 8)
+    assert 0 < e.low < e.value < e.high < 1
+    e = statistics.fisher(Estimate(-0.95, -1.2, -0.7, 8, -0.95))
+    assert -1 < e.low < -0.95 < e.high < 1
+    assert e.low == pytest.approx(math.tanh(math.atanh(-0.95) - 0.25 / (1 - 0.95**2)))
+
+
+def test_a_statistic_that_cannot_lack_a_unit_has_no_interval():
+    e = jackknife(lambda rows: 1.0 if len(rows) > 3 else math.nan, [*"aabb"])
+    assert (e.value, math.isnan(e.low), math.isnan(e.high)) == (1, True, True)
+
+
+def test_correlation_table_counts_seeds_once():
+    draw = np.random.default_rng(0)
+    xy, _ = pairs(draw, 8, shared=0.95, apart=0, within=0.5)
+    df = pd.DataFrame({"x": xy[0], "y": xy[1]})
+    groups, seeds = np.repeat(np.arange(5), 8).tolist(), np.tile(np.arange(8), 5).tolist()
+    (runs,) = statistics.correlation_table(df, ["x", "y"], groups).to_dict("records")
+    (few,) = statistics.correlation_table(df, ["x", "y"], groups, seeds).to_dict("records")
+    for kind in ("pearson", "spearman"):
+        assert few[kind] == runs[kind]
+        wide, narrow = (t[f"{kind}_high"] - t[f"{kind}_low"] for t in (few, runs))
+        assert wide > 1.5 * narrow
+    assert few["n"] == 40
 
 
 def test_centred_leaves_no_group_mean():
@@ -120,6 +218,38 @@ def test_an_arm_varies_in_one_setting():
     assert sorted(records.arm(df, "batch_size")["batch_size"].unique()) == [8, 20, 32]
     with pytest.raises(FlatlensError, match="differ in lr"):
         records.arm(df[df["lr"] == 0.1], "lr")
+
+
+def test_an_arm_that_was_chosen_has_a_name():
+    df = table(seeds=2)
+    assert records.arm_name(df, "lr") == "batch size 20"
+    assert records.arm_name(records.arm(df, "lr"), "lr") == ""
+    grid = table(seeds=1, configurations=[(lr, b) for lr in (0.05, 0.1, 0.2) for b in (8, 20, 32)])
+    assert (
+        records.arm_name(grid, "lr")
+        == f"batch size {records.arm(grid, 'lr')['batch_size'].iloc[0]}"
+    )
+
+
+def test_other_measurements_are_other_configurations():
+    df = table(seeds=2)
+    coarse = df.assign(samples=10, run="coarse/" + df["run"])
+    both = pd.concat([df.assign(samples=100), coarse], ignore_index=True)
+    assert len(records.ordered(both)) == 10
+    assert [name for name, _ in records.families(both)] == [
+        "mlp on digits, samples 10",
+        "mlp on digits, samples 100",
+    ]
+    assert "evaluate" in records.settings(both.assign(evaluate=both["samples"]))
+
+
+def test_a_run_without_a_seed_stands_for_itself():
+    df = table(seeds=1)
+    runs = df.drop_duplicates("run")
+    assert records.seeds(runs) == [0] * 5
+    assert records.seeds(runs.drop(columns="seed")) == runs["run"].tolist()
+    some = runs.assign(seed=[0, 1, None, 1, None])
+    assert records.seeds(some) == [0, 1, runs["run"].iloc[2], 1, runs["run"].iloc[4]]
 
 
 def test_families_are_networks_on_data():
@@ -189,6 +319,7 @@ def test_learning_rate_and_batch_size(claim, sign):
     assert found["value"].to_numpy() == pytest.approx(expected, abs=0.01)
     assert ((found["low"] < expected) & (expected < found["high"])).mean() >= 0.75
     assert found["n"].tolist() == [24] * 4
+    assert found["units"].tolist() == [8] * 4
     assert (np.abs(found["effect"]) > 5).all()
 
 
@@ -211,7 +342,29 @@ def test_one_seed_gives_a_number_but_no_verdict():
     found = rows(df[df["seed"] == 0], "D1")
     assert found["value"].to_numpy() == pytest.approx(-0.1, abs=0.02)
     assert set(found["verdict"]) == {"inconclusive"}
-    assert set(found["note"]) == {"too few runs for an interval"}
+    assert set(found["note"]) == {"too few seeds for an interval"}
+
+
+def test_slopes_compare_runs_of_one_seed():
+    """What a seed does to all configurations alike says nothing against the learning rate."""
+    df = ends_like(1, size=0.05, noise=0.005)
+    offset = np.exp(np.random.default_rng(0).normal(size=8))[df["seed"]]
+    df = df.assign(mls=df["mls"] * offset)
+    assert rows(df, "D1").set_index("part")["verdict"]["mls with lr"] == "supported"
+    apart = df.assign(seed=df["run"])
+    assert rows(apart, "D1").set_index("part")["verdict"]["mls with lr"] == "inconclusive"
+    assert set(rows(apart, "D1")["units"]) == {24}
+
+
+def test_the_arm_is_named_where_runs_are_left_out():
+    grid = [(lr, batch) for lr in (0.05, 0.1, 0.2) for batch in (8, 20, 32)]
+    make = at_end(1)
+    df = table(configurations=grid, seeds=3, sharpness=make, mls=make, nmls=make, log_volume=make)
+    found = rows(df, "D1")
+    batch = records.arm(df, "lr")["batch_size"].iloc[0]
+    assert set(found["scope"]) == {f"lr 0.05, 0.1, 0.2 at batch size {batch}"}
+    assert set(found["n"]) == {9}
+    assert set(rows(df[df["batch_size"] == 20], "D1")["scope"]) == {"lr 0.05, 0.1, 0.2"}
 
 
 def curve(late, *, rise=1.0, noise=0.02, log=False):
@@ -245,6 +398,18 @@ def test_late_fall_of_the_vgg(late, expected):
     assert everywhere["value"].to_numpy() == pytest.approx(late, abs=0.06)
     assert len(found) == 3 * 6  # and each configuration alone
     assert found["main"].sum() == 3
+
+
+def test_what_a_seed_does_to_all_configurations_is_counted_once():
+    """Late changes of the seeds themselves, without a mean: eight numbers, not forty."""
+    late = np.random.default_rng(3).normal(size=8)
+    df = table(model="vgg", sharpness=curve(0.0), mls=curve(0.0), log_volume=curve(0.0, log=True))
+    t = np.maximum(df["step"] / STEPS[-1] - 0.4, 0) / 0.6
+    df["log_volume"] = late[df["seed"]] * t + 1e-3 * df["lr"] * t
+    found = rows(df, "D3").query("part == 'late change of log_volume'").iloc[0]
+    half = statistics.t_quantile(7) * late.std(ddof=1) / math.sqrt(8)
+    assert (found["n"], found["units"]) == (40, 8)
+    assert found["high"] - found["low"] == pytest.approx(2 * half, rel=1e-6)
 
 
 def test_late_fall_needs_a_late_phase():
@@ -304,24 +469,31 @@ def test_volume_of_the_vgg_is_judged_at_its_largest_batch():
     one = curve(0.0)
     df = table(model="vgg", sharpness=squared(one), mls=one, log_volume=slowing_volume)
     assert rows(df, "D5")["n"].tolist() == [8]
+    assert rows(df, "D5")["scope"].tolist() == ["batch size 32"]
 
 
 def dimension(follows):
-    """Falls with the loss; afterwards it goes its own way or that of sharpness."""
+    """Falls with the loss; then it goes its own way (0), that of sharpness (1) or against it."""
 
     def make(lr, batch, t, z):
         after = np.maximum(t - 0.4, 0)
         wiggle = np.sin(40 * after + 6 * z("phase"))
-        return 5 - 8 * np.minimum(t, 0.4) + (after if follows else 0.1 * wiggle)
+        return 5 - 8 * np.minimum(t, 0.4) + (follows * after if follows else 0.1 * wiggle)
 
     return make
 
 
-@pytest.mark.parametrize(("follows", "expected"), [(False, "supported"), (True, "not supported")])
+@pytest.mark.parametrize(
+    ("follows", "expected"), [(0, "supported"), (1, "not supported"), (-1, "not supported")]
+)
 def test_local_dimension(follows, expected):
     df = table(sharpness=squared(curve(0.5)), local_dimension=dimension(follows))
     assert rows(df, "D6")["verdict"].tolist() == ["supported", expected]
     assert verdict(df, "D6") == expected
+    found = rows(df, "D6")
+    assert "|rho|" in found["statistic"][1]
+    assert found["low"].min() >= -1
+    assert found["high"].max() <= 1
 
 
 def test_local_dimension_that_rises_as_the_loss_falls():
@@ -338,7 +510,9 @@ def chain(a, b, c, d):
 def test_the_chain_holds_at_every_step():
     found = rows(chain(1, 2, 2.2, 9), "T1")
     assert found["verdict"].tolist() == ["supported"]
-    assert (found["value"][0], found["n"][0]) == (0, 5 * 8 * len(STEPS))
+    assert (found["value"][0], found["n"][0], found["units"][0]) == (0, 40, 8)
+    assert found["note"][0] == f"0 of {40 * len(STEPS)} records break it"
+    assert found["high"][0] == pytest.approx(statistics.wilson(0.0, 8)[1])
     assert found["effect"][0] == pytest.approx(1.1)
 
 
@@ -347,13 +521,16 @@ def test_one_broken_record_breaks_the_chain():
     df.loc[7, "eq48_bc.rhs"] = df.loc[7, "eq48_ab.rhs"] * 0.99
     found = rows(df, "T1")
     assert found["verdict"].tolist() == ["not supported"]
-    assert found["value"][0] == pytest.approx(1 / len(df))
+    assert found["value"][0] == pytest.approx(1 / 8)
+    assert found["statistic"][0] == "share of seeds with such a record"
+    assert found["note"][0] == f"1 of {len(df)} records break it"
+    assert rows(df.drop(columns="seed"), "T1")["value"][0] == pytest.approx(1 / 40)
 
 
 def test_records_without_the_chain_are_not_counted():
     df = chain(1, 2, 2.2, 9)
     df.loc[:9, "eq48_ab.lhs"] = np.nan
-    assert rows(df, "T1")["n"][0] == len(df) - 10
+    assert rows(df, "T1")["note"][0] == f"0 of {len(df) - 10} records break it"
     assert verdict(df.assign(**{"eq48_ab.lhs": np.nan}), "T1") == "inconclusive"
 
 

@@ -5,12 +5,15 @@ A claim says that a number lies above (or below) a bar, which is 0 where nothing
 or within a margin of the bar that nobody would call an effect. *inconclusive*: all else, also where
 a quantity was not recorded or runs are too few.
 
-The unit is the run: steps of one run are never counted as independent. Numbers of one run (its
-value at the end, its change after interpolation, a rank correlation over its steps) are averaged
-over seeds, configurations with equal weight, with Student's t. Correlations over networks have a
-bootstrap interval over runs, drawn within configurations; they are given *pooled*, and with eight
-or more runs in each configuration also *within* configurations (the means of each taken away),
-since the one may hide the reverse of the other. Intervals are not widened for the number of claims.
+The unit is the seed, for the runs of one seed begin with the same weights in all configurations; it
+is the run where configurations share no seeds. Steps of one run are never counted as independent.
+Numbers of one run (its value at the end, its change after interpolation, a rank correlation over
+its steps) are averaged, configurations with equal weight; the interval is Student's over seeds (of
+rank correlations, on Fisher's z). D1 and D2 are slopes of one line a seed. Correlations over
+networks have intervals from leaving out one seed after another; they are given *pooled*, and with
+eight or more runs in each configuration also *within* configurations (the means of each taken
+away), since the one may hide the reverse of the other. D6 asks for a small correlation of either
+sign: its statistic is the size. Intervals are not widened for the number of claims.
 """
 
 from __future__ import annotations
@@ -63,7 +66,8 @@ def claims(
 
     `claimed` is the bar, `value` the statistic, `low` and `high` its 95 % interval, `effect` the
     value in standard deviations between runs of one configuration (of a correlation: itself), `n`
-    the runs (T1: the records). `variants` maps a column to one that follows another definition.
+    the runs, `units` the independent ones of them (seeds, or runs). `variants` maps a column to one
+    that follows another definition.
     """
     if unknown := set(only) - set(TEXTS):
         raise FlatlensError(f"There is no claim {min(unknown)}; there are {', '.join(TEXTS)}.")
@@ -105,7 +109,7 @@ def markdown(table: pd.DataFrame) -> str:
     )
     columns = [
         "claim", "network", "part", "scope", "statistic", "claimed", "value", "interval", "effect",
-        "n", "verdict", "note",
+        "n", "units", "verdict", "note",
     ]  # fmt: skip
     return f"{_pipes(short)}\n\n{_pipes(parts[columns])}\n"
 

@@ -28,12 +28,16 @@ from flatlens.experiments.statistics import (
     NOTHING,
     Array,
     Estimate,
+    Index,
     averaged,
-    bootstrap,
     centred,
     combination,
     correlation,
+    fisher,
+    jackknife,
+    jackknife_correlation,
     median,
+    strata,
     wilson,
 )
 
@@ -47,6 +51,7 @@ WEAK = 0.3  # correlation
 FOLLOWS = 0.5  # rank correlation of two curves of which one follows the other
 TOLERANCE = 1e-4  # of an inequality between float32 measurements
 RANK = "rank correlation over steps"
+SIZE = "size |rho| of the rank correlation over steps"
 
 S, GAP = SHARPNESS, "generalization_gap"
 C, D, BOUND = "eq48_bc.rhs", "eq48_cd.rhs", "eq12.rhs"
@@ -66,7 +71,8 @@ class Result:
     low: float
     high: float
     effect: float
-    n: int
+    n: int  # runs
+    units: int  # the independent ones of them: seeds where configurations share them, else runs
     verdict: Verdict
     main: bool  # counts for the verdict on the claim; the others are there to compare
     note: str
@@ -129,12 +135,12 @@ class Evidence:
         known = not math.isnan(e.low)
         verdict = judge(e, **rule) if known else "inconclusive"
         if not known and not note:
-            note = "too few runs for an interval"
+            note = f"too few {'seeds' if e.units < e.n else 'runs'} for an interval"
         sign, bar = rule.get("sign", 1), rule.get("bar", 0.0)
         claimed = f"> {bar:g}" if sign > 0 else f"< {-bar + 0:g}"  # + 0: no minus before a zero
         return Result(
             self.claim, self.network, part, scope, statistic, claimed, e.value, e.low, e.high,
-            e.effect, e.n, verdict, main, note,
+            e.effect, e.n, e.units, verdict, main, note,
         )  # fmt: skip
 
     def columns(self, *names: str) -> list[tuple[list[str], bool]]:
@@ -155,19 +161,25 @@ class Evidence:
         yield from self.slopes("batch_size", sign=1)
 
     def slopes(self, by: str, sign: int) -> Iterator[Result]:
-        """Change of a logarithm per doubling: a straight line through the means of each value."""
-        last = records.arm(records.ends(self.df), by)
+        """Change of a logarithm per doubling: a straight line through the means of each value.
+
+        Where the values share seeds, that is the mean of one line a seed.
+        """
+        ends = records.ends(self.df)
+        last, name = records.arm(ends, by), records.arm_name(ends, by)
         values = np.sort(last[by].unique())
         u = np.log2(values.astype(float))
-        weights = (u - u.mean()) / ((u - u.mean()) ** 2).sum()
-        for name in (S, "log_volume", "mls", "nmls"):
-            for (column,), main in self.columns(name):
+        shares = (u - u.mean()) / ((u - u.mean()) ** 2).sum()
+        weights = dict(zip(values.tolist(), shares.tolist(), strict=True))
+        scope = f"{by} {', '.join(map(str, values))}" + (f" at {name}" if name else "")
+        for quantity in (S, "log_volume", "mls", "nmls"):
+            for (column,), main in self.columns(quantity):
                 y = logarithm(last, column)
                 good = np.isfinite(y)
-                groups = [y[(last[by] == v).to_numpy() & good] for v in values]
+                kept = last.loc[good]
+                e = combination(y[good], kept[by].tolist(), weights, records.seeds(kept))
                 yield self.result(
-                    f"{column} with {by}", f"{by} {', '.join(map(str, values))}",
-                    "change of log per doubling", combination(groups, weights.tolist()),
+                    f"{column} with {by}", scope, "change of log per doubling", e,
                     main=main, note=left_out(good), sign=sign, margin=SMALL_CHANGE,
                 )  # fmt: skip
 
@@ -187,7 +199,7 @@ class Evidence:
         yield from self.runs(f"late change of {S}", "change of log", change, bar=-NOTICEABLE)
         for column in ("mls", "nmls"):
             follows = partial(over_steps, x=S, y=column)
-            yield from self.runs(f"{column} with {S}", RANK, follows, bar=FOLLOWS)
+            yield from self.runs(f"{column} with {S}", RANK, follows, rank=True, bar=FOLLOWS)
         for (column,), main in self.columns("log_volume"):
             falls = partial(late_change, column=column, start=0.5)
             rule: dict[str, Any] = {"sign": -1, "margin": SMALL_CHANGE}
@@ -199,60 +211,78 @@ class Evidence:
 
     def D5(self) -> Iterator[Result]:
         records.require(self.df, [S])
-        df = self.df
+        df, scope = self.df, "all configurations"
         if self.network.startswith("vgg") and "batch_size" in df:
-            df = df[df["batch_size"] == df["batch_size"].max()]  # the paper's is 32
+            largest = df["batch_size"].max()  # the paper's is 32
+            df, scope = df[df["batch_size"] == largest], f"batch size {largest}"
         for (column,), main in self.columns("log_volume"):
             falls = partial(change_once_level, column=column)
             rule: dict[str, Any] = {"sign": -1, "margin": SMALL_CHANGE}
             text = f"change of {column} while {S} is level"
-            yield from self.runs(text, "change of log", falls, df=df, main=main, **rule)
+            yield from self.runs(
+                text, "change of log", falls, df=df, scope=scope, main=main, **rule
+            )
 
     def D6(self) -> Iterator[Result]:
         early = partial(over_steps, x="train_loss", y="local_dimension", during="early")
         text = "local_dimension with train_loss, until it is near zero"
-        yield from self.runs(text, RANK, early, margin=SMALL_CORRELATION)
+        yield from self.runs(text, RANK, early, rank=True, margin=SMALL_CORRELATION)
         late = partial(over_steps, x=S, y="local_dimension", during="late")
         text = f"local_dimension with {S}, afterwards"
-        yield from self.runs(text, RANK, late, sign=-1, bar=-FOLLOWS)
+        yield from self.runs(
+            text, SIZE, lambda run: abs(late(run)), rank=True, sign=-1, bar=-FOLLOWS
+        )
 
     def runs(
         self, part: str, statistic: str, number: Callable[[pd.DataFrame], float], *,
-        df: pd.DataFrame | None = None, main: bool = True, each: bool = False, **rule: Any,
+        df: pd.DataFrame | None = None, scope: str = "all configurations", main: bool = True,
+        each: bool = False, rank: bool = False, **rule: Any,
     ) -> Iterator[Result]:  # fmt: skip
-        """One number a run, averaged; `each`: also for every configuration alone."""
+        """One number a run, averaged; `each`: also for every configuration alone.
+
+        `rank`: the number is a rank correlation, whose mean has its interval on Fisher's z.
+        """
         df = self.df if df is None else df
-        keys = records.configurations(df)
-        groups: dict[str, Array] = {}
-        for key in records.ordered(df):
-            found = [number(run) for _, run in df[keys == key].groupby("run")]
-            groups[key] = np.array([v for v in found if math.isfinite(v)])
-        total = df["run"].nunique()
-        used = {key: group for key, group in groups.items() if len(group)}
-        n = sum(map(len, used.values()))
-        note = f"{n} of {total} runs have such a phase" if n < total else ""
-        yield self.result(
-            part, "all configurations", statistic, averaged([*used.values()]), main=main,
-            note=note, **rule,
-        )  # fmt: skip
-        for key, group in used.items() if each and len(groups) > 1 else ():
-            yield self.result(part, key, statistic, averaged([group]), main=False, **rule)
+        runs = df.drop_duplicates("run")
+        found = {name: number(run) for name, run in df.groupby("run")}
+        values = runs["run"].map(found).to_numpy(np.float64)
+        good = np.isfinite(values)
+        keys, seeds = records.configurations(runs).to_numpy(), np.array(records.seeds(runs), object)
+
+        def mean(mine: Any) -> Estimate:
+            e = averaged(values[mine], keys[mine].tolist(), seeds[mine].tolist())
+            return fisher(e) if rank else e
+
+        n = int(good.sum())
+        note = f"{n} of {len(runs)} runs have such a phase" if n < len(runs) else ""
+        yield self.result(part, scope, statistic, mean(good), main=main, note=note, **rule)
+        names = records.ordered(df)
+        for name in names if each and len(names) > 1 else ():
+            if (mine := good & (keys == name)).any():
+                yield self.result(part, name, statistic, mean(mine), main=False, **rule)
 
     # -- tightness
 
     def T1(self) -> Iterator[Result]:
         chain = np.stack(self.chain())
-        chain = chain[:, ~np.isnan(chain).any(axis=0)]
-        n = chain.shape[1]
-        if n == 0:
+        good = np.flatnonzero(~np.isnan(chain).any(axis=0))
+        chain, df = chain[:, good], self.df.iloc[good]
+        if df.empty:
             raise FlatlensError("Eq. 48 is not applicable to any record.")
         with np.errstate(invalid="ignore", divide="ignore"):
             ratios = np.fmin.reduce(chain[1:] / chain[:-1], axis=0)
-        broken = int((ratios < 1 - TOLERANCE).sum())
-        e = Estimate(broken / n, *wilson(broken / n, n), n, float(np.nanmin(ratios)))
-        text = "share of records that break it (effect: least ratio of neighbours)"
-        row = self.result(text, "every record", "share", e)
-        verdict: Verdict = "not supported" if broken else "supported"
+        broken = ratios < 1 - TOLERANCE
+        keys = records.configurations(df).tolist()
+        units = [unit for units in strata(keys, records.seeds(df)) for unit in units]
+        share, n = float(np.mean([broken[unit].any() for unit in units])), df["run"].nunique()
+        least = float(np.nanmin(ratios))
+        e = Estimate(share, *wilson(share, len(units)), n, least, len(units))
+        row = self.result(
+            "records that break it (effect: least ratio of neighbours)", "every record",
+            f"share of {'seeds' if len(units) < n else 'runs'} with such a record", e,
+            note=f"{broken.sum()} of {len(df)} records break it",
+        )  # fmt: skip
+        verdict: Verdict = "not supported" if broken.any() else "supported"
         yield replace(row, claimed="0", verdict=verdict)
 
     def T2(self) -> Iterator[Result]:
@@ -334,23 +364,32 @@ class Evidence:
         """A statistic over the ends of all runs: pooled, and within configurations."""
         last = records.ends(self.df)
         values = np.stack([records.numbers(last, name) for name in columns])
-        good = np.isfinite(values).all(axis=0)
-        values, groups = values[:, good], records.configurations(last).to_numpy()[good].tolist()
-        note = left_out(good)
+        good = np.asarray(np.isfinite(values).all(axis=0))
+        values, last, note = values[:, good], last.loc[good], left_out(good)
+        groups, seeds = records.configurations(last).tolist(), records.seeds(last)
         if len(groups) < NETWORKS:
             note = f"a correlation needs {NETWORKS} runs, there are {len(groups)}"
             yield self.result(part, "pooled", statistic, NOTHING, main=main, note=note, **rule)
             return
-        pooled = bootstrap(function, [*values], groups)
+        estimate = jackknife_correlation if function is correlation else _difference
+        pooled = estimate(lambda rows: function(*values[:, rows]), groups, seeds)
         counts = pd.Series(groups, dtype=object).value_counts()
         if len(counts) < 2 or counts.min() < SEEDS_WITHIN:
             yield self.result(part, "pooled", statistic, pooled, main=main, note=note, **rule)
             return
-        inside = bootstrap(
-            lambda *xs: function(*(centred(x, groups) for x in xs)), [*values], groups
-        )
+
+        def within(rows: Index) -> Array:
+            return function(*centred(values[:, rows], [groups[row] for row in rows]))
+
+        inside = estimate(within, groups, seeds)
         sides = [judge(e, **rule) for e in (pooled, inside)]
         if set(sides) == {"supported", "not supported"}:
             note = "; ".join([*([note] if note else []), f"within configurations: {sides[1]}"])
         yield self.result(part, "pooled", statistic, pooled, main=main, note=note, **rule)
         yield self.result(part, "within configurations", statistic, inside, main=False, **rule)
+
+
+def _difference(*of: Any) -> Estimate:
+    """Of two sizes of correlations, so between -1 and 1."""
+    e = jackknife(*of)
+    return replace(e, low=max(e.low, -1.0), high=min(e.high, 1.0))

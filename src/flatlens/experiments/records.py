@@ -2,8 +2,8 @@
 
 The table has one row per run and step: columns `run`, `step`, the quantities, and the config of
 the run. A *configuration* is everything that was set but the seed; a *family* is one network on
-one data set for so many steps, whatever the optimiser, its learning rate and its batch size; an
-*arm* is the part of a family in which one setting alone varies.
+one data set for so many steps, measured on so many samples, whatever the optimiser, its learning
+rate and its batch size; an *arm* is the part of a family in which one setting alone varies.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from flatlens.errors import FlatlensError
 SETTINGS = (
     "model", "model_options", "data", "data_options", "classes", "train_size", "loss",
     "label_smoothing", "optimizer", "lr", "momentum", "rho", "batch_size", "steps", "dtype",
+    "samples", "evaluate",
 )  # fmt: skip
 # those that may differ within a family, as people write them
 TRAINING = ("lr", "batch size", "optimizer", "momentum", "rho", "label smoothing")
@@ -92,6 +93,13 @@ def _named(df: pd.DataFrame, names: Sequence[str], nothing: str) -> pd.Series[st
     return df["run"].map(dict(zip(runs["run"], texts, strict=True)))
 
 
+def seeds(df: pd.DataFrame) -> list[Any]:
+    """The seed of each row; where it is not known, the run, which then stands for itself."""
+    if "seed" not in df:
+        return df["run"].tolist()
+    return df["seed"].astype(object).where(df["seed"].notna(), df["run"]).tolist()
+
+
 def ordered(df: pd.DataFrame) -> list[str]:
     """The configurations of a table, by the values of their settings."""
     runs = df.drop_duplicates("run")
@@ -108,13 +116,33 @@ def label(setting: str) -> str:
 
 
 def arm(df: pd.DataFrame, by: str) -> pd.DataFrame:
-    """The runs in which `by` alone varies: of all choices, the one with most values of it."""
+    """The runs in which `by` alone varies: of all choices, the one with most values of it.
+
+    `arm_name` says which.
+    """
+    others, name = _arm(df, by)
+    return df[others == name]
+
+
+def arm_name(df: pd.DataFrame, by: str) -> str:
+    """What the runs of an arm have in common and others of the table have not.
+
+    >>> grid = {"run": list("abcd"), "lr": [0.1, 0.2] * 2, "batch_size": [8, 8, 32, 32]}
+    >>> arm_name(pd.DataFrame(grid), "lr")
+    'batch size 32'
+    """
+    others, name = _arm(df, by)
+    return "" if (others == name).all() else name
+
+
+def _arm(df: pd.DataFrame, by: str) -> tuple[pd.Series[str], str]:
+    """What is set of each row apart from `by`, and the choice with most values of it."""
     require(df, [by])
     others = configurations(df, without=by)
     values = df[by].groupby(others).nunique()
     if values.max() < 2:
         raise FlatlensError(f"No two runs of the table differ in {by} and in nothing but the seed.")
-    return df[others == values.idxmax()]
+    return others, str(values.idxmax())
 
 
 def families(df: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:

@@ -48,7 +48,7 @@ SHADES = LinearSegmentedColormap.from_list("sign", ["#D55E00", "#FFFFFF", "#0072
 def correlations(df: pd.DataFrame, quantities: Sequence[str] | None = None) -> Figure:
     """Scatter plots below the diagonal, coefficients above it.
 
-    Above the diagonal: Pearson's r, then Spearman's rho, each with its 95 % bootstrap interval;
+    Above the diagonal: Pearson's r, then Spearman's rho, each with its 95 % interval over seeds;
     the shade is r. Points are coloured by configuration. `quantities` are columns of the table
     (or "sqrt_sharpness"); by default the paper's nine, as far as they were recorded and finite.
     """
@@ -56,7 +56,8 @@ def correlations(df: pd.DataFrame, quantities: Sequence[str] | None = None) -> F
     chosen = present(last, quantities)
     keys, order = records.configurations(last), records.ordered(last)
     values = pd.DataFrame({name: records.numbers(last, name) for name in chosen})
-    table = correlation_table(values, chosen, keys.tolist()).set_index(["x", "y"])
+    table = correlation_table(values, chosen, keys.tolist(), records.seeds(last))
+    table = table.set_index(["x", "y"])
     with style.look():
         n = len(chosen)
         figure, axes = style.figure(n, n, height=style.WIDTH + 0.35)
@@ -173,7 +174,7 @@ def _legend(figure: Figure, order: Sequence[str], runs: int, missing: Sequence[s
     handles = [
         Line2D([], [], linestyle="none", **{**_marker(k), "ms": 4}) for k in range(len(order))
     ]
-    title = f"{runs} networks; Pearson's r and Spearman's ρ with 95 % bootstrap intervals"
+    title = f"{runs} networks; Pearson's r and Spearman's ρ with 95 % intervals over seeds"
     if missing:
         title += f"\nnot recorded or infinite: {', '.join(map(style.name, missing))}"
     labels = ["all of one configuration"] if order == ["all"] else list(order)

@@ -41,7 +41,7 @@ def trends(
     records.require_one_family(df)
     columns = [volume if name == "log_volume" else name for name in PANELS]
     records.require(df, [name for name in columns if name != "sqrt_sharpness"] + ["sharpness"])
-    df = records.arm(df, by)
+    name, df = records.arm_name(df, by), records.arm(df, by)
     with style.look():
         figure, axes = style.figure(2, 3, height=3.3, sharex=True)
         for ax, column, scale in zip(axes.flat, columns, PANELS.values(), strict=True):
@@ -71,7 +71,7 @@ def trends(
         dot = Line2D([], [], linestyle="none", color="0.4", **DOT)
         figure.legend(
             [*handles, dot], [*labels, f"loss at {records.INTERPOLATION:.0%} of its start"],
-            loc="outside upper center", ncols=len(labels) + 1,
+            loc="outside upper center", ncols=len(labels) + 1, title=name or None,
         )  # fmt: skip
     return figure
 

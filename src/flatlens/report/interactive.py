@@ -216,7 +216,7 @@ def correlations(df: pd.DataFrame) -> tuple[Plot, Plot, pd.DataFrame, list[Serie
     names = present(last, None)
     keys = records.configurations(last)
     values = pd.DataFrame({name: records.numbers(last, name) for name in names})
-    table = correlation_table(values, names, keys.tolist())
+    table = correlation_table(values, names, keys.tolist(), records.seeds(last))
     series = [Series(key, k, points=True) for k, key in enumerate(records.ordered(last))]
     return _matrix(table, names), _pairs(values, last["run"], keys, series), table, series
 

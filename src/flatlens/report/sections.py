@@ -221,7 +221,7 @@ def _correlations(page: Page, df: pd.DataFrame) -> Iterator[Html]:
         for row in found.to_dict("records")
     ]
     heads = ["", "", "Pearson's r", "95 %", "Spearman's ρ", "95 %", "networks"]
-    told = "Coefficients with bootstrap intervals over networks"
+    told = "Coefficients with intervals over seeds"
     yield more("The numbers", table(heads, rows, told))
     names = {*found["x"], *found["y"]}
     if missing := [style.name(c) for c in QUANTITIES if c not in names]:
