@@ -2,9 +2,11 @@
 
 import copy
 import functools
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -763,7 +765,9 @@ for call in (fl.measure, fl.sketch):
 
 def test_what_is_no_model_or_no_input_is_refused_in_one_sentence():
     """In a process of its own: here types are checked before the first line is run."""
-    made = subprocess.run([sys.executable, "-c", ARGUMENTS], capture_output=True, check=True)
+    where = {**os.environ, "PYTHONPATH": str(Path(fl.__file__).parents[1])}
+    command = [sys.executable, "-c", ARGUMENTS]
+    made = subprocess.run(command, env=where, capture_output=True, check=True)
     lines = made.stdout.decode().splitlines()
     wanted = ["the model is a builtin", "the model is a NoneType", "x is None; give", "x is a int"]
     assert len(lines) == 8
