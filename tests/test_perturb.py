@@ -1006,3 +1006,22 @@ def test_a_weight_standardised_by_batch_norm_is_no_batch_statistic():
     y = torch.randn(1, 2).double()
     e = hessian_trace(net, case.x, y, directions=ALL)
     assert e.value == pytest.approx(float(full_hessian(case, y)[0].trace()), rel=RTOL)
+
+
+@pytest.mark.parametrize("rho", [1e-2, 1e-3, 1e-4, 1e-5])
+def test_the_rounding_of_the_loss_is_in_the_error_bar(rho):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    x, y = torch.randn(6, 4), torch.randn(6, 3)
+    coarse = adaptive_sharpness_sampled(net, x, y, rho=rho, perturbations=50)
+    exact = adaptive_sharpness_hessian(net.double(), x.double(), y.double())
+    assert abs(coarse.value - exact.value) < 5 * coarse.se
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
+def test_scales_that_are_no_scale_are_refused(bad):
+    net, x, y = nn.Linear(2, 2), torch.ones(3, 2), torch.zeros(3, 2)
+    with pytest.raises(FlatlensError, match="give a finite rho"):
+        adaptive_sharpness_sampled(net, x, y, rho=bad)
+    with pytest.raises(FlatlensError, match="give a finite number"):
+        normalized_sharpness(net, x, lam=bad)

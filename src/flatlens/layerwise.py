@@ -78,7 +78,8 @@ def relative_flatness(
                 products, {name: size[0] * size[1]}, part.like,
                 directions=directions, rtol=rtol, limit=limit, seed=seed,
             )  # fmt: skip
-    return replace(found, per_layer={_short(name): found.value})
+    name = _short(name)
+    return replace(found, per_layer={name: found.value}, per_layer_se={name: found.se})
 
 
 def _output_flatness(s: Surface, name: str, inputs: Inputs, rows: slice) -> Float[Tensor, " b"]:
@@ -115,8 +116,8 @@ def normalized_sharpness(
         >>> round(normalized_sharpness(net, torch.full((4, 1), 2.0).double()).value, 9)  # |W| |x|
         6.0
     """
-    if lam <= 0:
-        raise FlatlensError(f"lam={lam} is no scale of Eq. 36; give a number above 0")
+    if not 0 < lam < float("inf"):
+        raise FlatlensError(f"lam={lam} is no scale of Eq. 36; give a finite number above 0")
     with network(model, x, output, chunk) as net:
         seen = Seen(net)
         names = [seen.find(layer, list(seen.calls))] if layer else list(seen.calls)

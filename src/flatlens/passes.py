@@ -249,9 +249,10 @@ class Run:
                 self._one_at_a_time(f"which rows of {self._name(call.map)} are whose is unclear")
                 return
         try:
-            few = self._forward(inputs.take(slice(0, 2)), self.plan)
+            if pair.recorder.events:  # with one copy of a parameter per sample
+                pair = self._forward(inputs.take(slice(0, 2)), self.plan)
             for i in range(2):
-                self._check_owners(few, slice(i, i + 1))
+                self._check_owners(pair, slice(i, i + 1))
         except NeedsSinglesError as why:
             self._one_at_a_time(str(why))
 

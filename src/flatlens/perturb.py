@@ -171,7 +171,9 @@ def adaptive_sharpness_sampled(
     curvature, and Eq. 40 knows nothing of them (an untrained VGG at rho = 0.1: 0.72 against 0.22).
     ``scaling="paper"`` is Eq. 46 as printed (no factor), "code" the authors' 1 / rho^2, which with
     ``loss="squared"`` is Eq. 38 for 1/2 ||f - y||^2. ``rtol`` adds perturbations, up to ``limit``,
-    until that relative standard error is met. ``passes`` counts evaluations of the loss.
+    until that relative standard error is met. ``passes`` counts evaluations of the loss. The
+    standard error contains the rounding of the loss, which 2 / rho^2 magnifies: take float64 for a
+    rho below 0.01.
 
     Example:
         >>> net = torch.nn.Linear(2, 1, bias=False).double()
@@ -183,12 +185,13 @@ def adaptive_sharpness_sampled(
     """
     if scaling not in SCALINGS:
         raise FlatlensError(f"scaling={scaling!r} is unknown; use one of {', '.join(SCALINGS)}")
-    if rho <= 0 or perturbations < 2:
-        raise FlatlensError("give rho above 0, and two perturbations or more for a standard error")
+    if not 0 < rho < np.inf or perturbations < 2:
+        raise FlatlensError("give a finite rho above 0, and two perturbations for a standard error")
     generator = torch.Generator().manual_seed(seed)
     with surface(model, x, y, loss, output, chunk) as s:
         theta, factor = s.theta, SCALINGS[scaling](rho)
         (here,) = s.values(theta.unsqueeze(0))
+        rounding = abs(factor * here) * torch.finfo(theta.dtype).eps
         found: list[float] = []
         wanted, limit = perturbations, max(limit, perturbations)
         while True:
@@ -201,6 +204,8 @@ def adaptive_sharpness_sampled(
                     there = (there + s.values(theta - delta)) / 2
                 found += (factor * (there - here)).tolist()
             value, se = float(np.mean(found)), float(np.std(found, ddof=1)) / len(found) ** 0.5
+            if rounding > 0.01 * se:
+                se = float(np.hypot(se, rounding))
             converged = rtol is None or se <= rtol * abs(value)
             if converged or wanted >= limit:
                 break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -314,11 +314,16 @@ class Products:
             raise NeedsEachOutputError
 
     def _rule_shares(
-        self, rows: dict[int, Tensor], bias_rows: list[Tensor | None]
+        self,
+        rows: dict[int, Tensor],
+        bias_rows: list[Tensor | None],
+        known: Container[str] = (),
     ) -> dict[str, Share]:
-        """The parameters that are no weight of a layer."""
+        """The parameters that are no weight of a layer, without those ``known``."""
         shares = {}
         for name, p in self.named:
+            if name in known:
+                continue
             if name in self.slow:
                 shares[name] = share(p, [rows[self.slow[name]]])
             elif name in self.rules:

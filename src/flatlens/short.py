@@ -24,21 +24,38 @@ class ShortProducts(Products):
     def run(self, again: bool = False) -> Chunk:
         """All N products, and the norm of each parameter's gradient."""
         rows = self._checked_rows(again)
-        for positions in self.positions:
-            size = torch.linalg.vector_norm(positions.rows.flatten(1), dim=1)
-            if size.dtype == torch.float32 and bool((size < TINY).any()):
-                positions.widen()
-        biases = {i for calls, _ in self.rules.values() for i in calls}
+        energies = [self._energy(positions) for positions in self.positions]
+        dense = {i for i, positions in enumerate(self.positions) if positions.dense}
+        alone = {  # biases whose gradient is df/dz itself
+            name: energies[users[0]]
+            for name, (users, copies) in self.rules.items()
+            if len(users) == 1 and users[0] in dense and not copies
+        }
+        biases = {i for n, (users, _) in self.rules.items() if n not in alone for i in users}
         bias_rows = [p.bias_rows() if i in biases else None for i, p in enumerate(self.positions)]
-        found = {name: grad for name, (grad, _) in self._rule_shares(rows, bias_rows).items()}
+        shares = self._rule_shares(rows, bias_rows, alone)
+        found = alone | {name: grad for name, (grad, _) in shares.items()}
         for group, owner in self.groups:
-            if owner is not None:
+            if owner is None:
+                continue
+            if len(group) == 1 and group[0] in dense:
+                u = self.positions[group[0]].u
+                found[owner] = energies[group[0]] * u.square().sum((1, 2, 3), dtype=torch.float64)
+            else:
                 found[owner] = squared_norm([self.positions[i] for i in group])
         nothing = self.f.new_zeros(self.B, dtype=torch.float64)
         columns: dict[Key, Tensor] = {("output",): self.f.detach()}
         for name, _ in self.named:
             columns["parameter", name, "grad"] = found.get(name, nothing)
         return Chunk([], self.paths, columns, {}, None)
+
+    def _energy(self, positions: Positions) -> Tensor:
+        """||df/dz||_F^2 of each sample, float64; tiny derivatives go on in that."""
+        size = torch.linalg.vector_norm(positions.rows.flatten(1), dim=1)
+        if size.dtype == torch.float32 and bool((size < TINY).any()):
+            positions.widen()
+            size = torch.linalg.vector_norm(positions.rows.flatten(1), dim=1)
+        return size.double().square()
 
 
 def squared_norm(calls: list[Positions]) -> Tensor:

@@ -47,18 +47,27 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def mlp(
-    widths: Sequence[int] = (784, 500, 500, 500, 10), activation: str = "relu"
+    widths: Sequence[int] = (784, 500, 500, 500, 10),
+    activation: str = "relu",
+    depth: int | None = None,
 ) -> nn.Sequential:
     """Fully connected network; the default is the paper's 4-layer MLP on FashionMNIST.
 
     Widths 784-500-500-500-10 are those of the paper's runs: ReLU for the 100 networks of
     Figure G.6, probably tanh for the training curves H.8 and H.9. Initialised as torch does it.
+    `depth` layers in place of those of `widths`: hidden ones are as wide as the first of them.
 
     >>> sum(p.numel() for p in mlp().parameters())
     898510
+    >>> sum(isinstance(layer, nn.Linear) for layer in mlp(depth=7))
+    7
     """
     if len(widths) < 2:
         raise FlatlensError(f"mlp needs at least an input and an output width, got {widths!r}.")
+    if depth is not None:
+        if depth < 1:
+            raise FlatlensError(f"mlp needs a depth of 1 or more, got {depth!r}.")
+        widths = (widths[0], *[widths[1]] * (depth - 1), widths[-1])
     if activation not in ACTIVATIONS:
         raise FlatlensError(f"Unknown activation {activation!r}; use {_or(*ACTIVATIONS)}.")
     layers: list[nn.Module] = [nn.Flatten()]
