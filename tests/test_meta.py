@@ -82,12 +82,12 @@ def samples_outside(patch) -> None:
 
 def unchecked(patch) -> None:
     """Do not measure some samples without the others."""
-    patch(passes.Run, "_check_alone", lambda self, inputs, forward: None)
+    patch(passes.Pass, "_check_alone", lambda self, inputs, forward: None)
 
 
 def anyones_rows(patch) -> None:
     """Do not look whose outputs a row reaches."""
-    patch(passes.Run, "_check_owners", lambda self, forward, some: None)
+    patch(passes.Pass, "_check_owners", lambda self, forward, some: None)
 
 
 def one_use_each(patch) -> None:

@@ -84,7 +84,6 @@ MODULES = (
     *("inequalities", "measurement", "metrics", "passes", "probes", "sketched"),
     *("estimates", "track", "experiments.sweep"),
 )
-OWNERS = {"Run": "track"}  # names that other modules use for something of their own
 
 
 def __getattr__(name: str) -> Any:
@@ -93,7 +92,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'flatlens' has no attribute {name!r}")
     if name in FOLDERS:
         return import_module(f"flatlens.{name}")
-    for module in (OWNERS[name],) if name in OWNERS else MODULES:
+    for module in MODULES:
         found = getattr(import_module(f"flatlens.{module}"), name, None)
         if found is not None:
             globals()[name] = found

@@ -19,7 +19,7 @@ from flatlens.inputs import Inputs, batches, kept
 from flatlens.losses import Custom, Loss, get_loss, targets
 from flatlens.merging import gathered, needs_group
 from flatlens.metrics import METRICS, Metric, layer_row
-from flatlens.passes import Root, Run, probe_batches
+from flatlens.passes import Pass, Root, probe_batches
 from flatlens.probes import Array, Probe
 from flatlens.sketched import check_arguments, sketch_batches
 
@@ -230,7 +230,7 @@ def measure(
         "weight_norm": weight_norm,
     }
     short = plain and method != "sketch" and one_pass == ["sharpness"] and not own
-    look: Callable[..., Probe] = partial(probe_batches, run=partial(Run, short=short))
+    look: Callable[..., Probe] = partial(probe_batches, run=partial(Pass, short=short))
     if method != "exact":
         options |= {"directions": directions, "seed": seed, "rtol": rtol, "short": short}
         options |= {"auto": method == "auto", "budget": budget, "layer_top": 1}

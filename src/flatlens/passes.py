@@ -95,7 +95,7 @@ def probe(
         memory=memory,
         output=output,
         weight_norm=weight_norm,
-        run=partial(Run, exact=exact_untied),
+        run=partial(Pass, exact=exact_untied),
     )
 
 
@@ -108,9 +108,9 @@ def probe_batches(
     output: Any,
     weight_norm: str,
     root: Root | None = None,
-    run: Callable[..., Run] | None = None,
+    run: Callable[..., Pass] | None = None,
 ) -> Probe:
-    """``probe`` over batches of inputs, taken as they come, with ``run`` (default: Run)."""
+    """``probe`` over batches of inputs, taken as they come, with ``run`` (default: Pass)."""
     if weight_norm not in NORMS:
         raise FlatlensError(
             f"weight_norm={weight_norm!r} is unknown; use one of {', '.join(NORMS)}"
@@ -124,13 +124,13 @@ def probe_batches(
             f"{', '.join(lazy)} have no values yet; run the model once on a sample before measuring"
         )
     with untouched(model):
-        taking = (run or Run)(model, dtype, output, chunk, memory, root)
+        taking = (run or Pass)(model, dtype, output, chunk, memory, root)
         for batch in inputs:
             taking.take(batch.floats(dtype) if notes else batch)
         return taking.finish(weight_norm).with_notes(*notes)
 
 
-class Run:
+class Pass:
     """Takes batches of inputs, chunk by chunk, and puts the Probe together."""
 
     def __init__(
@@ -202,9 +202,9 @@ class Run:
                 "the network calls other layers for other samples; measure samples that take the "
                 "same path together"
             )
-        for key, column in chunk.columns.items():
-            if key[0] == "parameter" and key[-1] == "grad":
-                check_finite(column, self.n, "gradient")
+        grads = [chunk.columns["parameter", name, "grad"] for name, _ in self.named]
+        if grads:
+            check_finite(torch.stack(grads, 1), self.n, "gradient")
         columns = [column.reshape(len(column), -1).double() for column in chunk.columns.values()]
         block = torch.cat(columns, 1)
         if self.filled == 0:
@@ -287,13 +287,10 @@ class Run:
             outputs, weight = prod(c.map.out_shape), c.map.weight
             unrolled = 0 if c.map.geometry is None else outputs // len(weight) * weight[0].numel()
             entries += (3 + N) * (c.x.numel() + outputs) + unrolled
-        maps = {id(t) for c in recorder.calls for t in (c.map.weight, c.map.bias)}
-        tables = {id(t.parameter) for t in recorder.lookups}
-        entries += sum(
-            (3 + N) * p.numel()
-            for _, p in self.named
-            if p.requires_grad and id(p) not in maps | tables
-        )
+        seen = {id(t) for c in recorder.calls for t in (c.map.weight, c.map.bias)}
+        seen |= {id(t.parameter) for t in recorder.lookups}
+        others = (p.numel() for _, p in self.named if p.requires_grad and id(p) not in seen)
+        entries += (3 + N) * sum(others)
         entries += sum((3 + N) * t.indices.numel() * t.parameter.shape[1] for t in recorder.lookups)
         return entries * torch.finfo(self.dtype).bits // 8 + N * N * 8
 
@@ -407,15 +404,15 @@ class Run:
         grads = gradients(mixed, [edge for edge, _ in places], True)
         others = torch.ones(batch, dtype=torch.bool)
         others[some] = False
-        for k, (grad, (_, layout)) in enumerate(zip(grads, places, strict=True)):
-            if grad is None:
-                continue
-            dense = grad.to_dense() if grad.is_sparse else grad
-            rows = layout.split(dense, batch).abs()
-            if rows[others].max() > 1e-6 * rows.max():
-                if k < len(forward.edges):
-                    raise FlatlensError(COUPLED)
-                raise NeedsSinglesError("rows of one sample reach the outputs of another")
+        reached = []
+        for grad, (_, layout) in zip(grads, places, strict=True):
+            rows = forward.f.new_zeros(batch) if grad is None else layout.split(grad, batch).abs()
+            reached.append(rows[others].max() > 1e-6 * rows.max())
+        found = torch.stack(reached).tolist()
+        if any(found[: len(forward.edges)]):
+            raise FlatlensError(COUPLED)
+        if any(found):
+            raise NeedsSinglesError("rows of one sample reach the outputs of another")
 
     # -- putting it together ---------------------------------------------------------------------
 

@@ -347,9 +347,7 @@ class Products:
                 if g is None:
                     rows[k][:, v] = 0
                 else:
-                    whole = g.to_dense() if g.is_sparse else g
-                    rows[k][:, v] = split(whole, layout, B).flatten(1)
-                    del whole
+                    rows[k][:, v] = split(g, layout, B).flatten(1)
                 del g
             for i, (k, positions) in enumerate(zip(self.out, self.positions, strict=True)):
                 if self.head is None or i != self.head.call:
@@ -504,9 +502,9 @@ class Products:
 def gradients(
     scalar: Tensor, edges: Sequence[GradientEdge], retain: bool
 ) -> Sequence[Tensor | None]:
-    """The derivatives at each edge."""
+    """The derivatives at each edge, none of them sparse."""
     try:
-        return torch.autograd.grad(scalar, edges, retain_graph=retain, allow_unused=True)
+        found = torch.autograd.grad(scalar, edges, retain_graph=retain, allow_unused=True)
     except RuntimeError as error:
         if not isinstance(error, CheckpointError) and "use_reentrant" not in str(error):
             raise
@@ -514,6 +512,7 @@ def gradients(
             "the model recomputes activations (gradient checkpointing), which hides its layers; "
             "switch that off while measuring"
         ) from error
+    return [g if g is None or not g.is_sparse else g.to_dense() for g in found]
 
 
 def beside(tensors: list[Tensor]) -> Tensor:

@@ -31,7 +31,7 @@ from flatlens.inputs import Inputs, batches
 from flatlens.lanczos import top_singular
 from flatlens.layers import split
 from flatlens.metrics import sharpness
-from flatlens.passes import Root, Run, probe_batches
+from flatlens.passes import Pass, Root, probe_batches
 from flatlens.probes import Probe, Sketch
 from flatlens.products import Chunk, Forward, Key, Products, beside
 from flatlens.spectra import rank_tolerance
@@ -148,8 +148,8 @@ class ExactIsCheaperError(Exception):
     """The first chunk tells that rtol takes this many directions, no fewer than all products."""
 
 
-class SketchRun(Run):
-    """A Run whose chunks are estimated."""
+class SketchRun(Pass):
+    """A Pass whose chunks are estimated."""
 
     def __init__(
         self,

@@ -46,17 +46,23 @@ def place(
     network: nn.Module, x: Tensor, y: Tensor, device: str, dtype: str | None
 ) -> tuple[Tensor, Tensor]:
     """Network (in place), inputs and targets on one device; all that are floats of one dtype."""
-    try:
-        network.to(device=device, dtype=getattr(torch, dtype) if dtype else None)
-        x, y = x.to(device), y.to(device)
-    except (RuntimeError, AssertionError) as error:  # an unknown name; a build without CUDA
-        raise FlatlensError(
-            f"Cannot compute on device {device!r} with this torch; try cpu."
-        ) from error
+    check_device(device)
+    network.to(device=device, dtype=getattr(torch, dtype) if dtype else None)
+    x, y = x.to(device), y.to(device)
     floats = [p.dtype for p in network.parameters() if p.is_floating_point()]
     if floats:
         x, y = (t.to(floats[0]) if t.is_floating_point() else t for t in (x, y))
     return x, y
+
+
+def check_device(device: str) -> None:
+    """Refuses a device that is unknown, absent, or without values ("meta")."""
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a build without it
+        raise FlatlensError(
+            f"Cannot compute on device {device!r} with this torch; try cpu."
+        ) from error
 
 
 def try_one(network: nn.Module, x: Tensor) -> None:

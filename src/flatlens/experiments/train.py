@@ -31,7 +31,7 @@ from flatlens.experiments.data import Data, load
 from flatlens.experiments.models import build
 from flatlens.experiments.progress import Show, training_line
 from flatlens.experiments.runs import Run
-from flatlens.experiments.subject import place, try_one
+from flatlens.experiments.subject import check_device, place, try_one
 from flatlens.experiments.variants import VARIANTS, split
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def train(config: Config, folder: Path | str, *, progress: bool | None = None) -
                 f"{run.folder} is done but has no records; delete it to train again."
             )
         if not run.done:
-            _check_device(config.device)
+            check_device(config.device)
             with _torch_settings(config), _interrupt() as interrupted:
                 state = _State.start(config)
                 start = state.restore(run)
@@ -391,15 +391,6 @@ def ascend(parameters: list[nn.Parameter], rho: float, adaptive: bool) -> None:
 
 
 # ------------------------------------------------------------------ surroundings
-
-
-def _check_device(device: str) -> None:
-    try:
-        torch.zeros(1, device=device).item()  # "meta" has no values
-    except (RuntimeError, AssertionError) as error:  # unknown, absent, or a build without it
-        raise FlatlensError(
-            f"Cannot compute on device {device!r} with this torch; try cpu."
-        ) from error
 
 
 @contextlib.contextmanager
