@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -172,10 +173,15 @@ class Positions:
             call.x, is_input=True, into=lambda shape: buffers.get(("u", place), shape, call.x)
         )
         self.T = self.u.shape[-1]
-        g, o, _ = self.W.shape
-        shape = (batch, self.T, directions, o) if self.flat else (batch, g, directions, o, self.T)
-        self.rows = buffers.get(("J", place), shape, self.u)
+        self._buffers, self._place = buffers, place
         self.fold: Tensor | None = None  # df/dz summed over the image, of a transposed convolution
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """Room for all rows of df/dz, taken when the first one comes."""
+        (g, o, _), b, N, T = self.W.shape, self.batch, self.N, self.T
+        shape = (b, T, N, o) if self.flat else (b, g, N, o, T)
+        return self._buffers.get(("J", self._place), shape, self.u)
 
     @property
     def flat(self) -> bool:

@@ -46,7 +46,8 @@ from flatlens.short import ShortProducts
 WORKING_SET = 128 << 20  # bytes that a chunk may take by default: more is slower, not faster
 SHORT_SET = 48 << 20  # the same for sharpness alone, which keeps less
 FEWEST = 5  # samples of a default chunk if they take less than MOST: fewer are slower
-MOST = 1 << 30
+MOST = 1 << 28
+LARGEST = 256  # and more than this: products of 200 to 400 rows are the fastest
 COUPLED = (
     "the output of a sample changes with the other samples in its batch; samples must not depend "
     "on one another (batch statistics, attention over the batch, ...); chunk=1 measures each alone"
@@ -272,7 +273,7 @@ class Pass:
         elif self.chunk is None:
             fewest = max(1, min(FEWEST, MOST // size))
             room = SHORT_SET if self.short else WORKING_SET
-            self.chunk = max(fewest, min(room // size, 100))
+            self.chunk = max(fewest, min(room // size, LARGEST))
 
     def _one_at_a_time(self, why: str) -> None:
         assert self.plan is not None
@@ -286,7 +287,9 @@ class Pass:
         for c in recorder.calls:
             outputs, weight = prod(c.map.out_shape), c.map.weight
             unrolled = 0 if c.map.geometry is None else outputs // len(weight) * weight[0].numel()
-            entries += (3 + N) * (c.x.numel() + outputs) + unrolled
+            dense = c.map.geometry is None and c.x.numel() == c.map.matrix.shape[2]
+            kept = 0 if self.short and dense else N  # rows of df/dz and df/dx
+            entries += (3 + kept) * (c.x.numel() + outputs) + unrolled
         seen = {id(t) for c in recorder.calls for t in (c.map.weight, c.map.bias)}
         seen |= {id(t.parameter) for t in recorder.lookups}
         others = (p.numel() for _, p in self.named if p.requires_grad and id(p) not in seen)

@@ -349,14 +349,21 @@ class Products:
                 else:
                     rows[k][:, v] = split(g, layout, B).flatten(1)
                 del g
-            for i, (k, positions) in enumerate(zip(self.out, self.positions, strict=True)):
+            for i, k in enumerate(self.out):
                 if self.head is None or i != self.head.call:
-                    positions.take(v, grads[k])
+                    self._take(i, v, grads[k])
             del grads  # the next ones go where these were
         if self.head is not None:
-            for v in range(self.outputs):
-                self.positions[self.head.call].take(v, self.head.jacobian[:, v])
+            self._take_head(self.head)
         return rows
+
+    def _take(self, i: int, v: int, grad: Tensor | None) -> None:
+        """Keep the row df_v/dz of a call."""
+        self.positions[i].take(v, grad)
+
+    def _take_head(self, head: Head) -> None:
+        for v in range(self.outputs):
+            self._take(head.call, v, head.jacobian[:, v])
 
     def _products(self, again: bool) -> Iterator[tuple[int, Sequence[Tensor | None]]]:
         """The gradients at all edges, one output after another."""

@@ -11,7 +11,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from flatlens.layers import BLOCK_ENTRIES, CANCELLED, Patches, Positions, Rows, blocks, summed
+from flatlens.heads import Head
+from flatlens.layers import (
+    BLOCK_ENTRIES,
+    CANCELLED,
+    Patches,
+    Positions,
+    Rows,
+    blocks,
+    split,
+    summed,
+)
 from flatlens.products import TINY, Chunk, Key, Products
 
 
@@ -21,15 +31,44 @@ class ShortProducts(Products):
     def _plan_spectra(self) -> None:
         self._plan_outputs(with_input=self.head is not None)  # by which a head is checked
 
+    def _plan_parameters(self) -> None:
+        super()._plan_parameters()
+        joined = [group for group, owner in self.groups if owner is not None and len(group) > 1]
+        joined += [users for users, copies in self.rules.values() if copies or len(users) > 1]
+        together = {i for group in joined for i in group}
+        # The norm of each row of df/dz where a dense layer shares no parameter: all they are for.
+        self.sizes = {
+            i: self.f.new_zeros(self.B, self._rows_at(i), dtype=torch.float64)
+            for i, positions in enumerate(self.positions)
+            if positions.dense and i not in together
+        }
+
+    def _take(self, i: int, v: int, grad: Tensor | None) -> None:
+        if i not in self.sizes:
+            super()._take(i, v, grad)
+        elif grad is None:
+            self.sizes[i][:, v] = 0
+        else:
+            row = split(grad, self.positions[i].layout, self.B).reshape(self.B, -1)
+            self.sizes[i][:, v] = _norms(row)
+
+    def _take_head(self, head: Head) -> None:
+        if head.call in self.sizes:
+            self.sizes[head.call] = _norms(head.jacobian)
+        else:
+            super()._take_head(head)
+
     def run(self, again: bool = False) -> Chunk:
         """All N products, and the norm of each parameter's gradient."""
         rows = self._checked_rows(again)
-        energies = [self._energy(positions) for positions in self.positions]
-        dense = {i for i, positions in enumerate(self.positions) if positions.dense}
-        alone = {  # biases whose gradient is df/dz itself
-            name: energies[users[0]]
-            for name, (users, copies) in self.rules.items()
-            if len(users) == 1 and users[0] in dense and not copies
+        energies = {i: sizes.double().square().sum(1) for i, sizes in self.sizes.items()}
+        for i, positions in enumerate(self.positions):
+            if i not in energies:
+                self._widen_tiny(positions)
+        alone = {
+            name: energies[users[0]]  # the bias' gradient is df/dz itself
+            for name, (users, _) in self.rules.items()
+            if users and users[0] in energies
         }
         biases = {i for n, (users, _) in self.rules.items() if n not in alone for i in users}
         bias_rows = [p.bias_rows() if i in biases else None for i, p in enumerate(self.positions)]
@@ -38,9 +77,9 @@ class ShortProducts(Products):
         for group, owner in self.groups:
             if owner is None:
                 continue
-            if len(group) == 1 and group[0] in dense:
-                u = self.positions[group[0]].u
-                found[owner] = energies[group[0]] * u.square().sum((1, 2, 3), dtype=torch.float64)
+            if group[0] in energies:
+                u2 = summed(self.positions[group[0]].u.double().square())
+                found[owner] = energies[group[0]] * u2
             else:
                 found[owner] = squared_norm([self.positions[i] for i in group])
         nothing = self.f.new_zeros(self.B, dtype=torch.float64)
@@ -49,13 +88,23 @@ class ShortProducts(Products):
             columns["parameter", name, "grad"] = found.get(name, nothing)
         return Chunk([], self.paths, columns, {}, None)
 
-    def _energy(self, positions: Positions) -> Tensor:
-        """||df/dz||_F^2 of each sample, float64; tiny derivatives go on in that."""
+    def _widen_tiny(self, positions: Positions) -> None:
+        """Derivatives that are tiny go on in float64."""
         size = torch.linalg.vector_norm(positions.rows.flatten(1), dim=1)
         if size.dtype == torch.float32 and bool((size < TINY).any()):
             positions.widen()
-            size = torch.linalg.vector_norm(positions.rows.flatten(1), dim=1)
-        return size.double().square()
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """The norm of each row; in float64 where squares of float32 may vanish.
+
+    To look costs less than float64 does on a processor, and holds up a device beside it.
+    """
+    if rows.device.type == "cpu":
+        found = torch.linalg.vector_norm(rows, dim=-1)
+        if rows.dtype == torch.float64 or float(found.min()) >= TINY:
+            return found
+    return torch.linalg.vector_norm(rows.double(), dim=-1)
 
 
 def squared_norm(calls: list[Positions]) -> Tensor:
