@@ -15,6 +15,14 @@ def both(net, x, **options):
     return alone
 
 
+def test_less_memory_keeps_fewer_rows_before_fewer_samples():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 26 * 26, 10)).double()
+    x = torch.randn(20, 1, 28, 28, dtype=torch.float64)
+    little = both(net, x, memory=6 << 20)
+    assert little.probe.chunk >= 8
+
+
 def test_derivatives_whose_squares_vanish_in_float32():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv1d(2, 3, 2), nn.Flatten(), nn.Linear(12, 2))
@@ -50,7 +58,7 @@ def test_pairs_of_positions_that_cancel(positions):
 
 def test_a_narrow_head_takes_few_products():
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 40))
+    net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 15), nn.Tanh(), nn.Linear(15, 40))
     both(net.double(), torch.randn(3, 6, dtype=torch.float64))
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from zoo import UNEVEN, ZOO
 
 import flatlens as fl
-from flatlens import products
+from flatlens import passes, products
 from flatlens.norms import lanczos_norm
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch about even kernels
@@ -395,7 +395,9 @@ def test_weight_norm_selects(name, choice):
 
 
 @every_case
-def test_sharpness_alone(name):
+@pytest.mark.parametrize("at_once", [1, 10])
+def test_sharpness_alone(name, at_once, monkeypatch):
+    monkeypatch.setattr(passes, "AT_ONCE", at_once)
     case, t = ZOO[name](), truth(name)
     m = fl.measure(case.model, case.x, output=case.output, quantities=["sharpness"])
     assert list(m.values) == ["sharpness"]

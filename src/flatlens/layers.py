@@ -176,6 +176,11 @@ class Positions:
         self._buffers, self._place = buffers, place
         self.fold: Tensor | None = None  # df/dz summed over the image, of a transposed convolution
 
+    def begin(self, directions: int) -> None:
+        """Forget all rows; others follow."""
+        self.N, self.fold = directions, None
+        self.__dict__.pop("rows", None)
+
     @cached_property
     def rows(self) -> Tensor:
         """Room for all rows of df/dz, taken when the first one comes."""

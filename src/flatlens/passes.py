@@ -41,12 +41,13 @@ from flatlens.products import (
     Products,
     gradients,
 )
-from flatlens.short import ShortProducts
+from flatlens.short import AT_ONCE, ShortProducts
 
 WORKING_SET = 128 << 20  # bytes that a chunk may take by default: more is slower, not faster
 SHORT_SET = 48 << 20  # the same for sharpness alone, which keeps less
 FEWEST = 5  # samples of a default chunk if they take less than MOST: fewer are slower
 MOST = 1 << 28
+ENOUGH = 8  # where memory allows fewer samples, fewer of their rows are kept at a time
 LARGEST = 256  # and more than this: products of 200 to 400 rows are the fastest
 COUPLED = (
     "the output of a sample changes with the other samples in its batch; samples must not depend "
@@ -148,7 +149,7 @@ class Pass:
         self.model, self.dtype, self.output, self.exact = model, dtype, output, exact
         self.short = short  # sharpness alone
         self.root, self.heads = root, True
-        self.chunk, self.memory = chunk, memory
+        self.chunk, self.memory, self.at_once = chunk, memory, AT_ONCE
         self.named = list(model.named_parameters())
         self.known = {id(p) for _, p in self.named}
         self.plan: Plan | None = None
@@ -225,7 +226,7 @@ class Pass:
         if not calls:
             raise FlatlensError("the network calls no linear or convolutional layer to measure")
         clone, alone = solo.recorder.overwritten(), self.chunk == 1
-        self._choose_chunk(inputs.n, self._bytes_per_sample(solo.recorder, self._rows_needed(solo)))
+        self._choose_chunk(inputs.n, solo)
         nodes = Graph(solo.f).nodes
         if not any(edge.node in nodes for edge in solo.edges):
             self.notes.append("no derivative by the input (detached, or under no_grad): it is 0")
@@ -234,11 +235,13 @@ class Pass:
         if inputs.n == 1 or alone:
             self.chunk = 1
             return
-        pair = self._forward(inputs.take(slice(0, 2)), Plan())
-        if not close(pair.f[:1], solo.f):
-            raise FlatlensError(COUPLED)
-        if self.chunk == 1:
+        two = inputs.take(slice(0, 2))
+        if self.chunk == 1:  # no room for the graph of both
+            with torch.no_grad():
+                self._check_coupling(outputs(two.map(Tensor.clone), self.model, self.output), solo)
             return
+        pair = self._forward(two, Plan())
+        self._check_coupling(pair.f, solo)
         if len(calls) != len(pair.recorder.calls):
             self._one_at_a_time("the number of layer calls depends on the batch")
             return
@@ -251,18 +254,30 @@ class Pass:
                 return
         try:
             if pair.recorder.events:  # with one copy of a parameter per sample
-                pair = self._forward(inputs.take(slice(0, 2)), self.plan)
+                pair = self._forward(two, self.plan)
             for i in range(2):
                 self._check_owners(pair, slice(i, i + 1))
         except NeedsSinglesError as why:
             self._one_at_a_time(str(why))
+
+    def _check_coupling(self, f: Tensor, solo: Forward) -> None:
+        if not close(f[:1], solo.f):
+            raise FlatlensError(COUPLED)
 
     def _rows_needed(self, solo: Forward) -> int:
         """How many products the network takes."""
         call = solo.recorder.calls[-1]
         return products(Graph(solo.f), solo.f, call) or solo.f.shape[1]
 
-    def _choose_chunk(self, n: int, size: int) -> None:
+    def _choose_chunk(self, n: int, solo: Forward) -> None:
+        rows = self._rows_needed(solo)
+        if self.short:
+            rows = min(rows, AT_ONCE)
+        size = self._bytes_per_sample(solo.recorder, rows)
+        most = MOST if self.memory is None else self.memory // min(n, ENOUGH)
+        while self.short and rows > 1 and size > most:
+            rows //= 2
+            size = self._bytes_per_sample(solo.recorder, rows)
         if self.memory is not None:
             if size > self.memory:
                 raise FlatlensError(
@@ -274,6 +289,7 @@ class Pass:
             fewest = max(1, min(FEWEST, MOST // size))
             room = SHORT_SET if self.short else WORKING_SET
             self.chunk = max(fewest, min(room // size, LARGEST))
+        self.at_once = rows
 
     def _one_at_a_time(self, why: str) -> None:
         assert self.plan is not None
@@ -288,8 +304,8 @@ class Pass:
             outputs, weight = prod(c.map.out_shape), c.map.weight
             unrolled = 0 if c.map.geometry is None else outputs // len(weight) * weight[0].numel()
             dense = c.map.geometry is None and c.x.numel() == c.map.matrix.shape[2]
-            kept = 0 if self.short and dense else N  # rows of df/dz and df/dx
-            entries += (3 + kept) * (c.x.numel() + outputs) + unrolled
+            rows = 0 if self.short and dense else N
+            entries += (3 + rows) * (c.x.numel() + outputs) + unrolled
         seen = {id(t) for c in recorder.calls for t in (c.map.weight, c.map.bias)}
         seen |= {id(t.parameter) for t in recorder.lookups}
         others = (p.numel() for _, p in self.named if p.requires_grad and id(p) not in seen)
@@ -349,7 +365,7 @@ class Pass:
         layouts = self.layouts if inputs.n > 1 else [None] * len(forward.recorder.calls)
         forward.plain, forward.first = self.root is None, self.n
         forward.directions = self._directions(forward.f, inputs.n)
-        kind = ShortProducts if self.short else Products
+        kind = partial(ShortProducts, at_once=self.at_once) if self.short else Products
         return kind(forward, layouts, self.named, self.exact, self.buffers, self.heads)
 
     def _directions(self, f: Tensor, n: int) -> Tensor | None:

@@ -109,6 +109,8 @@ class Products:
             Positions(c, layout, self.B, self._rows_at(i), buffers, i)
             for i, (c, layout) in enumerate(alive)
         ]
+        many = self.N >= MANY_PRODUCTS and self.B <= FEW_SAMPLES
+        self.batched = many and all(p.dense for p in self.positions)
         self._plan_spectra()
         self._plan_parameters()
         # A smallest singular value over positions bounds anything only if no layer has more of
@@ -292,7 +294,8 @@ class Products:
             return self._rows(again)
         direct = self._direct()
         rows = self._rows(again)
-        self._check_head(self.head, direct, rows)
+        self._take_head(self.head)
+        self._check_head(direct, self._mixed(self.head, rows))
         return rows
 
     def _direct(self) -> Tensor:
@@ -305,10 +308,13 @@ class Products:
         pairs = zip(grads, self.forward.fed, strict=True)
         return beside([(torch.zeros_like(t) if g is None else g).flatten(1) for g, t in pairs])
 
-    def _check_head(self, head: Head, direct: Tensor, rows: dict[int, Tensor]) -> None:
+    def _mixed(self, head: Head, rows: dict[int, Tensor], first: int = 0) -> Tensor:
         """The same from the head's rows: with m the mixture, m^T A = (Q^T m)^T (Q^T A)."""
-        mixed = _mixture(head.basis) @ head.basis  # [b, d]
-        found = (mixed.unsqueeze(1) @ beside([rows[k] for k in self.inputs])).squeeze(1)
+        A = beside([rows[k] for k in self.inputs])
+        mixed = _mixture(head.basis) @ head.basis[:, :, first : first + A.shape[1]]  # [b, d]
+        return (mixed.unsqueeze(1) @ A).squeeze(1)
+
+    def _check_head(self, direct: Tensor, found: Tensor) -> None:
         limit = 1e-3 if self.f.dtype == torch.float32 else 1e-9
         if bool((relative(found - direct, direct) > limit).any()):
             raise NeedsEachOutputError
@@ -334,14 +340,14 @@ class Products:
                 shares[name] = table_share(p, [(rows[k], t) for k, t in self.tables[name]])
         return shares
 
-    def _rows(self, again: bool) -> dict[int, Tensor]:
-        """Ask autograd for one output after another; {edge: [b, N, entries]}."""
-        f, B = self.f, self.B
+    def _rows(self, again: bool, span: range | None = None) -> dict[int, Tensor]:
+        """Ask autograd for one output after another (of ``span``); {edge: [b, N, entries]}."""
+        f, B, span = self.f, self.B, span or range(self.N)
         rows = {
-            k: self.buffers.get(("row", k), (B, self.N, entries), f)
+            k: self.buffers.get(("row", k), (B, len(span), entries), f)
             for k, (_, entries) in self.rows.items()
         }
-        for v, grads in self._products(again):
+        for v, grads in self._products(again, span):
             for k, (layout, _) in self.rows.items():
                 g = grads[k]
                 if g is None:
@@ -353,8 +359,6 @@ class Products:
                 if self.head is None or i != self.head.call:
                     self._take(i, v, grads[k])
             del grads  # the next ones go where these were
-        if self.head is not None:
-            self._take_head(self.head)
         return rows
 
     def _take(self, i: int, v: int, grad: Tensor | None) -> None:
@@ -365,27 +369,26 @@ class Products:
         for v in range(self.outputs):
             self._take(head.call, v, head.jacobian[:, v])
 
-    def _products(self, again: bool) -> Iterator[tuple[int, Sequence[Tensor | None]]]:
-        """The gradients at all edges, one output after another."""
-        many = self.N >= MANY_PRODUCTS and self.B <= FEW_SAMPLES
-        if many and all(p.dense for p in self.positions):
+    def _products(self, again: bool, span: range) -> Iterator[tuple[int, Sequence[Tensor | None]]]:
+        """The gradients at all edges, one output of ``span`` after another."""
+        if self.batched:
             try:
-                yield from self._batched_products()
+                yield from self._batched_products(span)
                 return
             except RuntimeError:
-                pass  # some operation of the network cannot be batched
-        for v in range(self.N):
+                self.batched = False  # some operation of the network cannot be batched
+        for place, v in enumerate(span):
             picked = self.f[:, v] if self.directions is None else self.f * self.directions[:, v]
-            yield v, gradients(picked.sum(), self.edges, again or v + 1 < self.N)
+            yield place, gradients(picked.sum(), self.edges, again or place + 1 < len(span))
 
-    def _batched_products(self) -> Iterator[tuple[int, Sequence[Tensor | None]]]:
+    def _batched_products(self, span: range) -> Iterator[tuple[int, Sequence[Tensor | None]]]:
         """The same, several at a time: a product of few rows waits for the weights to be read."""
         if self.directions is None:
             directions = torch.eye(self.N, dtype=self.f.dtype, device=self.f.device).unsqueeze(1)
         else:
             directions = self.directions.movedim(1, 0)
         v = 0
-        for part in directions.split(max(1, BATCHED_ROWS // self.B)):
+        for part in directions[span.start : span.stop].split(max(1, BATCHED_ROWS // self.B)):
             several = torch.autograd.grad(
                 self.f,
                 self.edges,

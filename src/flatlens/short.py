@@ -7,11 +7,11 @@ its gradient is never formed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from flatlens.heads import Head
 from flatlens.layers import (
     BLOCK_ENTRIES,
     CANCELLED,
@@ -22,11 +22,17 @@ from flatlens.layers import (
     split,
     summed,
 )
-from flatlens.products import TINY, Chunk, Key, Products
+from flatlens.products import BATCHED_ROWS, TINY, Chunk, Key, Products
+
+AT_ONCE = 10  # products whose rows are kept together: more take memory and are no faster
 
 
 class ShortProducts(Products):
     """As Products, of ||df/dp||_F^2 alone."""
+
+    def __init__(self, *args: Any, at_once: int = AT_ONCE) -> None:
+        self.at_once, self.first = at_once, 0  # the first of the products at hand
+        super().__init__(*args)
 
     def _plan_spectra(self) -> None:
         self._plan_outputs(with_input=self.head is not None)  # by which a head is checked
@@ -38,55 +44,75 @@ class ShortProducts(Products):
         together = {i for group in joined for i in group}
         # The norm of each row of df/dz where a dense layer shares no parameter: all they are for.
         self.sizes = {
-            i: self.f.new_zeros(self.B, self._rows_at(i), dtype=torch.float64)
+            i: self.f.new_zeros(self.B, self.N, dtype=torch.float64)
             for i, positions in enumerate(self.positions)
             if positions.dense and i not in together
         }
+
+    def _rows_at(self, i: int) -> int:
+        return 0  # they come a few at a time
 
     def _take(self, i: int, v: int, grad: Tensor | None) -> None:
         if i not in self.sizes:
             super()._take(i, v, grad)
         elif grad is None:
-            self.sizes[i][:, v] = 0
+            self.sizes[i][:, self.first + v] = 0
         else:
             row = split(grad, self.positions[i].layout, self.B).reshape(self.B, -1)
-            self.sizes[i][:, v] = _norms(row)
-
-    def _take_head(self, head: Head) -> None:
-        if head.call in self.sizes:
-            self.sizes[head.call] = _norms(head.jacobian)
-        else:
-            super()._take_head(head)
+            self.sizes[i][:, self.first + v] = _norms(row)
 
     def run(self, again: bool = False) -> Chunk:
-        """All N products, and the norm of each parameter's gradient."""
-        rows = self._checked_rows(again)
-        energies = {i: sizes.double().square().sum(1) for i, sizes in self.sizes.items()}
-        for i, positions in enumerate(self.positions):
-            if i not in energies:
-                self._widen_tiny(positions)
-        alone = {
-            name: energies[users[0]]  # the bias' gradient is df/dz itself
-            for name, (users, _) in self.rules.items()
-            if users and users[0] in energies
-        }
-        biases = {i for n, (users, _) in self.rules.items() if n not in alone for i in users}
-        bias_rows = [p.bias_rows() if i in biases else None for i, p in enumerate(self.positions)]
-        shares = self._rule_shares(rows, bias_rows, alone)
-        found = alone | {name: grad for name, (grad, _) in shares.items()}
-        for group, owner in self.groups:
-            if owner is None:
-                continue
-            if group[0] in energies:
-                u2 = summed(self.positions[group[0]].u.double().square())
-                found[owner] = energies[group[0]] * u2
-            else:
-                found[owner] = squared_norm([self.positions[i] for i in group])
+        """All N products, some at a time, and the norm of each parameter's gradient."""
+        direct, mixed = None if self.head is None else self._direct(), torch.zeros(())
+        few = max(self.at_once, BATCHED_ROWS // self.B if self.batched else 0)
+        found: dict[str, Tensor] = {}
+        for first in range(0, self.N, few):
+            self.first, span = first, range(first, min(first + few, self.N))
+            for positions in self.positions:
+                positions.begin(len(span))
+            rows = self._rows(again or span.stop < self.N, span)
+            if self.head is not None:
+                mixed = mixed.to(self.f) + self._mixed(self.head, rows, first)
+            for name, part in self._kept(rows).items():
+                found[name] = found[name] + part if name in found else part
+        if self.head is not None and direct is not None:
+            self._check_head(direct, mixed)
+            self.sizes[self.head.call] = _norms(self.head.jacobian)
+        found |= self._by_sizes()
         nothing = self.f.new_zeros(self.B, dtype=torch.float64)
         columns: dict[Key, Tensor] = {("output",): self.f.detach()}
         for name, _ in self.named:
             columns["parameter", name, "grad"] = found.get(name, nothing)
         return Chunk([], self.paths, columns, {}, None)
+
+    def _by_sizes(self) -> dict[str, Tensor]:
+        """Parameters of dense layers: the gradient of a bias is df/dz, of a weight df/dz x^T."""
+        energies = {i: sizes.double().square().sum(1) for i, sizes in self.sizes.items()}
+        found = {
+            name: energies[users[0]]
+            for name, (users, _) in self.rules.items()
+            if users and users[0] in energies
+        }
+        for group, owner in self.groups:
+            if owner is not None and group[0] in energies:
+                u2 = summed(self.positions[group[0]].u.double().square())
+                found[owner] = energies[group[0]] * u2
+        return found
+
+    def _kept(self, rows: dict[int, Tensor]) -> dict[str, Tensor]:
+        """All other parameters, from the rows of some outputs."""
+        for i, positions in enumerate(self.positions):
+            if i not in self.sizes:
+                self._widen_tiny(positions)
+        others = {n: users for n, (users, _) in self.rules.items() if not self.sizes.keys() & users}
+        biases = {i for users in others.values() for i in users}
+        bias_rows = [p.bias_rows() if i in biases else None for i, p in enumerate(self.positions)]
+        shares = self._rule_shares(rows, bias_rows, self.rules.keys() - others)
+        found = {name: grad for name, (grad, _) in shares.items()}
+        for group, owner in self.groups:
+            if owner is not None and group[0] not in self.sizes:
+                found[owner] = squared_norm([self.positions[i] for i in group])
+        return found
 
     def _widen_tiny(self, positions: Positions) -> None:
         """Derivatives that are tiny go on in float64."""
