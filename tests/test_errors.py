@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import flatlens as fl
+from flatlens.perturb import hessian_trace
 
 x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
 
@@ -76,6 +77,25 @@ def test_batchnorm_without_running_statistics():
 )
 def test_samples_that_depend_on_one_another(run):
     with refused("sample"):
+        fl.probe(Run(run), x)
+
+
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize(
+    "call", [fl.probe, lambda net, x: hessian_trace(net, x, torch.zeros(len(x), 3))]
+)
+def test_outputs_that_change_from_run_to_run(call, n):
+    net = Run(lambda layer, x: layer(x) * torch.rand(3))
+    with refused("from one run to the next"):
+        call(net, x[:n])
+
+
+def test_autocast_inside_a_forward():
+    def run(layer, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return layer(x).float()
+
+    with refused("bfloat16", "autocast"):
         fl.probe(Run(run), x)
 
 

@@ -229,6 +229,8 @@ def rank_main(rank: int, port: int, folder: str) -> None:
         for name, options in OPTIONS.items():
             m = fl.measure(model, x[mine], y[mine], distributed=True, **options)
             found[name] = (m.values, m.samples, m.rows, [vars(row) for row in m.bounds])
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        found["wrapped"] = fl.measure(wrapped, x[mine], y[mine], distributed=True).values
         torch.save(found, f"{folder}/{rank}.pt")
     finally:
         torch.distributed.destroy_process_group()
@@ -270,6 +272,11 @@ def test_both_processes_get_the_same(ranks):
     left, right = ranks
     for name in OPTIONS:
         assert left[name][0] == right[name][0]
+
+
+def test_what_wraps_a_model_for_several_processes_changes_nothing(ranks):
+    for found in ranks:
+        assert found["wrapped"] == found["auto"][0]
 
 
 @pytest.mark.parametrize("method", ["auto", "exact", "sketch"])

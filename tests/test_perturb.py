@@ -329,6 +329,13 @@ def test_rtol_is_met(estimate, rtol):
         assert e.passes <= 12 + 122
 
 
+def test_rtol_is_not_met_by_two_terms_that_agree_by_chance():
+    case, y = tanh_net()
+    for seed in range(20):
+        e = hessian_trace(case.model, case.x, y, directions=4, rtol=0.5, seed=seed)
+        assert e.dof >= 7 or e.se == 0
+
+
 def test_rtol_of_the_sampled_value_is_met():
     case, y = tanh_net()
     e = adaptive_sharpness_sampled(case.model, case.x, y, perturbations=10, rtol=0.05)
@@ -512,6 +519,13 @@ def test_relative_flatness_for_a_loss_that_is_not_convex():
     e = relative_flatness(case.model, case.x, y, loss=loss)
     assert e.passes == 0
     assert e.value == pytest.approx(petzka(case, y, "4.weight", loss), rel=RTOL)
+
+
+def test_relative_flatness_takes_no_other_layer_for_a_frozen_last_one():
+    case, y = tanh_net()
+    case.model[-1].weight.requires_grad_(False)
+    with pytest.raises(fl.FlatlensError, match=r"last linear layer is no trainable .* \(0, 2\)"):
+        relative_flatness(case.model, case.x, y)
 
 
 @pytest.mark.parametrize("layer", ["0", "2.weight"])

@@ -372,8 +372,8 @@ def test_rtol_is_met(rtol, chunk):
 
 def test_rtol_that_is_met_at_once_adds_nothing():
     case = NETWORKS["wide"]()
-    p = fl.sketch(case.model, case.x, directions=5, rtol=10.0, top=1, tolerance=10.0)
-    assert p.sketch.directions == 5
+    p = fl.sketch(case.model, case.x, directions=8, rtol=10.0, top=1, tolerance=10.0)
+    assert p.sketch.directions == 8
 
 
 def test_a_limit_that_stops_is_told(monkeypatch):
@@ -734,6 +734,8 @@ def test_asked_for_more_directions_than_outputs_it_is_exact():
         ({"rtol": float("nan")}, "rtol=nan is no relative error"),
         ({"method": "exactly"}, "method='exactly' is unknown; use one of auto, exact, sketch"),
         ({"method": "exact", "rtol": 0.1}, "rtol is of estimates; leave it out, or use method="),
+        ({"budget": 3.0}, 'a budget chooses the method; leave it out with method="sketch"'),
+        ({"method": "exact", "budget": 3.0}, 'leave it out with method="exact"'),
         ({"method": "auto", "budget": 0.0}, "budget=0.0 is no time to spend; give seconds above 0"),
         ({"method": "auto", "budget": -1.0}, "budget=-1.0 is no time"),
         ({"method": "auto", "budget": float("nan")}, "budget=nan is no time"),

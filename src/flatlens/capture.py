@@ -326,6 +326,11 @@ class Recorder(TorchFunctionMode):
         """Keep the edges. An in-place successor would move z's edge, so z is cloned for it."""
         if not z.requires_grad:
             return z
+        if torch.finfo(z.dtype).bits < 32:
+            raise FlatlensError(
+                f"the model computes in {str(z.dtype).removeprefix('torch.')} inside its forward "
+                "(autocast?); switch that off, so that it is measured in its own precision"
+            )
         clone = self.plan.clone is None or len(self.calls) in self.plan.clone
         given = z.clone() if clone else z
         self.calls.append(

@@ -22,6 +22,7 @@ from flatlens.errors import FlatlensError
 from flatlens.probes import Array
 
 VECTORS = 1 << 30  # bytes that the vectors of an estimate may take
+FEWEST = 8  # terms whose scatter is believed: two or three may agree by chance
 LIMIT = 2000  # products at most, however small rtol is
 Rows = Float[Tensor, "k P"]
 Products = Callable[[Tensor], Tensor]  # rows v -> rows A v
@@ -107,14 +108,14 @@ def trace(
         # Rounding is an error, too, where nothing is left to chance.
         se = max(se, 4 * torch.finfo(like.dtype).eps * float(values.abs().sum()))
         target = float("inf") if rtol is None else rtol * abs(value)
-        converged = se <= target
+        converged = se <= target and (rtol is None or m >= FEWEST)
         if converged or used >= limit:
             break
         # So many more, were the error to fall as it should; it is looked at again on the way.
-        wanted = m * ((se / target) ** 2 - 1) if target else float("inf")
+        wanted = max(FEWEST - m, m * ((se / target) ** 2 - 1)) if target else float("inf")
         if min(wanted, limit - used) >= P:
             return _column_by_column(products, sizes, like, at_once, used + P)
-        goal = min(limit, used + round(min(max(wanted, 2), m)))
+        goal = min(limit, used + round(min(max(wanted, 2), max(m, FEWEST - m))))
     return Estimate(
         value,
         se,

@@ -9,6 +9,16 @@ import torch
 from torch import Tensor
 
 from flatlens.errors import FlatlensError, first_line
+from flatlens.layers import close
+
+COUPLED = (
+    "the output of a sample changes with the other samples in its batch; samples must not depend "
+    "on one another (batch statistics, attention over the batch, ...); chunk=1 measures each alone"
+)
+RANDOM = (
+    "the output of a sample changes from one run to the next (dropout that is always on, noise, "
+    "...); switch that off to measure"
+)
 
 
 class Inputs:
@@ -130,6 +140,12 @@ def outputs(inputs: Inputs, model: Callable[..., Any], output: Any) -> Tensor:
     if f.numel() == 0:
         raise FlatlensError("the output has no entries (N = 0)")
     return f.reshape(inputs.n, -1)
+
+
+def check_alone(together: Tensor, alone: Tensor, again: Callable[[], Tensor]) -> None:
+    """A sample's output among others must be that alone; ``again`` runs it alone once more."""
+    if not close(together, alone):
+        raise FlatlensError(COUPLED if close(again(), alone) else RANDOM)
 
 
 def check_finite(values: Tensor, first: int, what: str) -> None:

@@ -55,6 +55,11 @@ def relative_flatness(
         name = seen.find(layer, linear) if layer or linear else ""
         if name not in linear:
             raise FlatlensError("relative flatness needs a linear layer with a trainable weight")
+        if layer is None and seen.last_linear is not seen.calls[name][-1]:
+            raise FlatlensError(
+                "the weight of the last linear layer is no trainable parameter; name another one "
+                f"with layer= ({', '.join(map(_short, linear))})"
+            )
         if seen.is_output(name):
             values = torch.cat(
                 [_output_flatness(s, name, inputs, rows) for inputs, rows in s.rows()]
@@ -145,9 +150,12 @@ class Seen:
         self.graph = Graph(self.f) if self.f.requires_grad else None
         self.calls: dict[str, list[Call]] = {}
         self.place: dict[str, int] = {}  # of the last call
+        self.last_linear: Call | None = None
         names = {id(p): name for name, p in net.model.named_parameters() if p.requires_grad}
         for place, call in enumerate(self.one):
             reached = self.graph is not None and call.out.node in self.graph.nodes
+            if reached and call.map.geometry is None:
+                self.last_linear = call
             if reached and (name := names.get(id(call.map.weight))) is not None:
                 self.calls.setdefault(name, []).append(call)
                 self.place[name] = place

@@ -208,6 +208,8 @@ def measure(
     one_pass, own = _wanted(quantities)
     if method == "exact" and rtol is not None and not own:
         raise FlatlensError('rtol is of estimates; leave it out, or use method="sketch" or "auto"')
+    if budget is not None and method != "auto":
+        raise FlatlensError(f'a budget chooses the method; leave it out with method="{method}"')
     if budget is not None and not budget > 0:
         raise FlatlensError(f"budget={budget} is no time to spend; give seconds above 0")
     of = get_loss(loss)

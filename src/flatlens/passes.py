@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 from torch.nn.parameter import is_lazy
 
 from flatlens.capture import Call, Graph, LinearMap, Plan, Recorder
 from flatlens.errors import FlatlensError
 from flatlens.guard import in_float, original, untouched
 from flatlens.heads import products
-from flatlens.inputs import Inputs, batches, check_finite, outputs
+from flatlens.inputs import COUPLED, Inputs, batches, check_alone, check_finite, outputs
 from flatlens.layers import Buffers, Layout, close, find_layout, occurrences
 from flatlens.norms import weight_norms
 from flatlens.probes import FirstLayerProbe, InputProbe, LayerProbe, ParameterProbe, Probe
@@ -49,10 +49,6 @@ FEWEST = 5  # samples of a default chunk if they take less than MOST: fewer are 
 MOST = 1 << 28
 ENOUGH = 8  # where memory allows fewer samples, fewer of their rows are kept at a time
 LARGEST = 256  # and more than this: products of 200 to 400 rows are the fastest
-COUPLED = (
-    "the output of a sample changes with the other samples in its batch; samples must not depend "
-    "on one another (batch statistics, attention over the batch, ...); chunk=1 measures each alone"
-)
 Root = Callable[[Tensor, slice], Tensor]  # outputs and which samples -> R^T of the loss, [b, k, N]
 NORMS = ("operator", "kernel", "frobenius")
 PATHS = ("unused", "frozen", "layer", "rule", "slow")  # in the order in which one overrides another
@@ -221,7 +217,8 @@ class Pass:
 
     def _trial(self, inputs: Inputs) -> None:
         """Learn the layouts from one sample and two, and choose the chunk."""
-        solo = self._forward(inputs.take(slice(0, 1)), Plan())
+        one = inputs.take(slice(0, 1))
+        solo = self._forward(one, Plan())
         calls = solo.recorder.calls
         if not calls:
             raise FlatlensError("the network calls no linear or convolutional layer to measure")
@@ -234,14 +231,14 @@ class Pass:
         self.plan = Plan(None, clone)
         if inputs.n == 1 or alone:
             self.chunk = 1
+            check_alone(solo.f, self._plain(one), partial(self._plain, one))
             return
         two = inputs.take(slice(0, 2))
         if self.chunk == 1:  # no room for the graph of both
-            with torch.no_grad():
-                self._check_coupling(outputs(two.map(Tensor.clone), self.model, self.output), solo)
+            check_alone(self._plain(two)[:1], solo.f, partial(self._plain, one))
             return
         pair = self._forward(two, Plan())
-        self._check_coupling(pair.f, solo)
+        check_alone(pair.f[:1], solo.f, partial(self._plain, one))
         if len(calls) != len(pair.recorder.calls):
             self._one_at_a_time("the number of layer calls depends on the batch")
             return
@@ -260,9 +257,11 @@ class Pass:
         except NeedsSinglesError as why:
             self._one_at_a_time(str(why))
 
-    def _check_coupling(self, f: Tensor, solo: Forward) -> None:
-        if not close(f[:1], solo.f):
-            raise FlatlensError(COUPLED)
+    def _plain(self, inputs: Inputs) -> Tensor:
+        """f alone; nothing is kept for derivatives, though as if they followed: without them torch
+        takes other ways."""
+        with saved_tensors_hooks(lambda _: None, lambda _: torch.empty(0)):
+            return outputs(inputs.map(_fed), self.model, self.output).detach()
 
     def _rows_needed(self, solo: Forward) -> int:
         """How many products the network takes."""
@@ -380,8 +379,7 @@ class Pass:
         calls, batch = forward.recorder.calls, inputs.n
         some = slice(1, None, max(2, batch // 4 | 1))  # an odd step: even and odd places
         few = self._forward(inputs.take(some), self.plan)
-        if not close(forward.f[some], few.f):
-            raise FlatlensError(COUPLED)
+        check_alone(forward.f[some], few.f, partial(self._plain, inputs.take(some)))
         if not len(calls) == len(few.recorder.calls) == len(self.layouts):
             raise NeedsSinglesError("the number of layer calls depends on the samples")
         for call, other, layout in zip(calls, few.recorder.calls, self.layouts, strict=True):

@@ -259,7 +259,10 @@ def input_sensitivity_ascent(
                 raise FlatlensError("the input is of integers; it cannot be perturbed a little")
             # Sample by sample, so that chunks do not change what is drawn.
             noise = [
-                [torch.randn(t.shape[1:], generator=generator) for t in inputs.floating]
+                [
+                    torch.randn(t.shape[1:], generator=generator, dtype=torch.float32)
+                    for t in inputs.floating
+                ]
                 for _ in range(inputs.n)
             ]
             delta = [

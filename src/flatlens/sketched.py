@@ -27,6 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flatlens.capture import Plan
 from flatlens.errors import FlatlensError, first_line
+from flatlens.estimates import FEWEST
 from flatlens.inputs import Inputs, batches
 from flatlens.lanczos import top_singular
 from flatlens.layers import split
@@ -310,7 +311,9 @@ class SketchRun(Pass):
             return 0.0
         variance = float(total.var())
         target = (self.rtol * (self.sum + float(total.mean()))) ** 2 - self.variance
-        return 0.0 if variance == 0 else variance / target if target > 0 else np.inf
+        if variance == 0:
+            return 0.0
+        return max(float(FEWEST), variance / target) if target > 0 else np.inf
 
     # -- spectra ---------------------------------------------------------------------------------
 

@@ -40,8 +40,8 @@ from flatlens.experiments.timm_models import (
     transform,
     weights_file,
 )
+from flatlens.inputs import COUPLED
 from flatlens.metrics import METRICS, Metric
-from flatlens.passes import COUPLED
 from flatlens.perturb import adaptive_sharpness_sampled, input_sensitivity_ascent
 from flatlens.probes import Probe
 from flatlens.sketched import sketch
