@@ -95,8 +95,8 @@ class ShortProducts(Products):
         }
         for group, owner in self.groups:
             if owner is not None and group[0] in energies:
-                u2 = summed(self.positions[group[0]].u.double().square())
-                found[owner] = energies[group[0]] * u2
+                size = _norms(self.positions[group[0]].u.flatten(1))
+                found[owner] = energies[group[0]] * size.double().square()
         return found
 
     def _kept(self, rows: dict[int, Tensor]) -> dict[str, Tensor]:
