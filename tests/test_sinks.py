@@ -56,6 +56,15 @@ def test_csv_goes_on_where_a_training_is_resumed(tmp_path):
     assert list(table.sharpness)[:2] == [0.1 + 0.2, 5.0]
 
 
+@pytest.mark.parametrize("torn", ["1", "120", "120,0.", '"'])
+def test_csv_drops_the_line_that_a_killed_run_left_unfinished(tmp_path, torn):
+    written(CSV(tmp_path / "a.csv"))
+    with (tmp_path / "a.csv").open("a") as file:
+        file.write(torn)
+    written(CSV(tmp_path / "a.csv"), [{"step": 1200, "sharpness": 5.0}])
+    assert list(read_csv(tmp_path / "a.csv").step) == [*(r["step"] for r in RECORDS), 1200]
+
+
 # ------------------------------------------------------------------ TensorBoard
 
 

@@ -39,9 +39,10 @@ class CSV:
         rows: list[dict[str, str]] = []
         if self.path.exists():
             with self.path.open(newline="") as file:
-                reader = csv.DictReader(file)
-                self.columns = list(reader.fieldnames or [])
-                rows = [row for row in reader if float(row["step"]) < record["step"]]
+                whole = [line for line in file if line.endswith("\n")]  # a killed run's last may not
+            reader = csv.DictReader(whole)
+            self.columns = list(reader.fieldnames or [])
+            rows = [row for row in reader if float(row["step"]) < record["step"]]
         self.columns = list(dict.fromkeys([*(self.columns or []), *record]))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f".{self.path.name}.new")
