@@ -48,7 +48,7 @@ SHORT_SET = 48 << 20  # the same for sharpness alone, which keeps less
 FEWEST = 5  # samples of a default chunk if they take less than MOST: fewer are slower
 MOST = 1 << 28
 ENOUGH = 8  # where memory allows fewer samples, fewer of their rows are kept at a time
-LARGEST = 256  # and more than this: products of 200 to 400 rows are the fastest
+LARGEST, SHORT_LARGEST = 100, 256  # dense products of 200 to 400 rows are the fastest
 Root = Callable[[Tensor, slice], Tensor]  # outputs and which samples -> R^T of the loss, [b, k, N]
 NORMS = ("operator", "kernel", "frobenius")
 PATHS = ("unused", "frozen", "layer", "rule", "slow")  # in the order in which one overrides another
@@ -286,8 +286,8 @@ class Pass:
             self.chunk = min(self.memory // size, self.chunk or n)
         elif self.chunk is None:
             fewest = max(1, min(FEWEST, MOST // size))
-            room = SHORT_SET if self.short else WORKING_SET
-            self.chunk = max(fewest, min(room // size, LARGEST))
+            room, largest = (SHORT_SET, SHORT_LARGEST) if self.short else (WORKING_SET, LARGEST)
+            self.chunk = max(fewest, min(room // size, largest))
         self.at_once = rows
 
     def _one_at_a_time(self, why: str) -> None:

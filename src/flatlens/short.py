@@ -63,7 +63,9 @@ class ShortProducts(Products):
 
     def run(self, again: bool = False) -> Chunk:
         """All N products, some at a time, and the norm of each parameter's gradient."""
-        direct, mixed = None if self.head is None else self._direct(), torch.zeros(())
+        head = self.head
+        direct = self.f.new_zeros(()) if head is None else self._direct()
+        mixed = torch.zeros_like(direct)
         few = max(self.at_once, BATCHED_ROWS // self.B if self.batched else 0)
         found: dict[str, Tensor] = {}
         for first in range(0, self.N, few):
@@ -71,13 +73,13 @@ class ShortProducts(Products):
             for positions in self.positions:
                 positions.begin(len(span))
             rows = self._rows(again or span.stop < self.N, span)
-            if self.head is not None:
-                mixed = mixed.to(self.f) + self._mixed(self.head, rows, first)
+            if head is not None:
+                mixed += self._mixed(head, rows, first)
             for name, part in self._kept(rows).items():
                 found[name] = found[name] + part if name in found else part
-        if self.head is not None and direct is not None:
+        if head is not None:
             self._check_head(direct, mixed)
-            self.sizes[self.head.call] = _norms(self.head.jacobian)
+            self.sizes[head.call] = _norms(head.jacobian)
         found |= self._by_sizes()
         nothing = self.f.new_zeros(self.B, dtype=torch.float64)
         columns: dict[Key, Tensor] = {("output",): self.f.detach()}
