@@ -39,7 +39,7 @@ class CSV:
         rows: list[dict[str, str]] = []
         if self.path.exists():
             with self.path.open(newline="") as file:
-                whole = [line for line in file if line.endswith("\n")]  # a killed run's last may not
+                whole = [line for line in file if line.endswith("\n")]  # else torn
             reader = csv.DictReader(whole)
             self.columns = list(reader.fieldnames or [])
             rows = [row for row in reader if float(row["step"]) < record["step"]]
