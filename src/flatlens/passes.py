@@ -70,8 +70,8 @@ def probe(
         model: any module; it is measured in evaluation mode and left exactly as found.
         x: a tensor with samples first, a tuple (positional) or dict (by name) of tensors, or an
             iterable of batches; a pair from an iterable is read as (inputs, targets).
-        chunk: samples at a time. By default chosen from the model. With 1 each is fed by itself,
-            also to a network in which those of a batch change one another.
+        chunk: samples at a time, at most. By default chosen from the model. With 1 each is fed by
+            itself, also to a network in which those of a batch change one another.
         memory: bytes that the pass may use beyond the model and its inputs, instead of ``chunk``.
         output: key, index, attribute or function that selects f(x) from what the model returns.
         weight_norm: which norm is ``LayerProbe.norm``: "operator", "kernel" or "frobenius".
@@ -149,6 +149,7 @@ class Pass:
         self.named = list(model.named_parameters())
         self.known = {id(p) for _, p in self.named}
         self.plan: Plan | None = None
+        self.solo: Tensor | None = None  # f of the first sample, where each is measured alone
         self.layouts: list[Layout | None] = []
         self.chunks: list[Chunk] = []
         self.notes: list[str] = []
@@ -230,8 +231,7 @@ class Pass:
         self.layouts = [None] * len(calls)
         self.plan = Plan(None, clone)
         if inputs.n == 1 or alone:
-            self.chunk = 1
-            check_alone(solo.f, self._plain(one), partial(self._plain, one))
+            self.chunk, self.solo = 1, solo.f.detach()
             return
         two = inputs.take(slice(0, 2))
         if self.chunk == 1:  # no room for the graph of both
@@ -361,6 +361,8 @@ class Pass:
             self.plan = replace(self.plan, clone=None)
             forward = self._forward(inputs, self.plan)
         self._check_alone(inputs, forward)
+        if self.n == 0 and self.solo is not None:  # no other sample was compared with it
+            check_alone(forward.f, self.solo, partial(self._plain, inputs))
         layouts = self.layouts if inputs.n > 1 else [None] * len(forward.recorder.calls)
         forward.plain, forward.first = self.root is None, self.n
         forward.directions = self._directions(forward.f, inputs.n)
@@ -601,8 +603,9 @@ def _bar(total: int) -> Iterator[Any]:
 
 
 def _progress(n: int, chunk: int) -> Iterator[slice]:
-    starts = range(0, n, chunk)
+    """Chunks of at most so many samples, all about as large: a small last one costs as much."""
+    starts = range(0, n, -(-n // -(-n // chunk)))
     with _bar(len(starts)) as advance:
         for s in starts:
-            yield slice(s, min(s + chunk, n))
+            yield slice(s, min(s + starts.step, n))
             advance()
