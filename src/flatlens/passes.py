@@ -225,8 +225,7 @@ class Pass:
             raise FlatlensError("the network calls no linear or convolutional layer to measure")
         clone, alone = solo.recorder.overwritten(), self.chunk == 1
         self._choose_chunk(inputs.n, solo)
-        nodes = Graph(solo.f).nodes
-        if not any(edge.node in nodes for edge in solo.edges):
+        if not any(edge.node in solo.graph.nodes for edge in solo.edges):
             self.notes.append("no derivative by the input (detached, or under no_grad): it is 0")
         self.layouts = [None] * len(calls)
         self.plan = Plan(None, clone)
@@ -266,7 +265,7 @@ class Pass:
     def _rows_needed(self, solo: Forward) -> int:
         """How many products the network takes."""
         call = solo.recorder.calls[-1]
-        return products(Graph(solo.f), solo.f, call) or solo.f.shape[1]
+        return products(solo.graph, solo.f, call) or solo.f.shape[1]
 
     def _choose_chunk(self, n: int, solo: Forward) -> None:
         rows = self._rows_needed(solo)

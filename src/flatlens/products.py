@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -49,6 +51,11 @@ class Forward:
     plain: bool = True  # what is measured is f itself, not R^T f of a loss
     first: int = 0  # the number of its first sample
 
+    @cached_property
+    def graph(self) -> Graph:
+        """What leads to f."""
+        return Graph(self.f)
+
 
 @dataclass
 class LayerChunk:
@@ -88,7 +95,7 @@ class Products:
         self.forward, self.f, self.named, self.exact = forward, forward.f, named, exact
         self.buffers = buffers
         self.B = len(self.f)
-        self.graph = Graph(forward.f)
+        self.graph = forward.graph
         self.edges: list[GradientEdge] = []
         self.rows: dict[int, tuple[Layout | None, int]] = {}  # edge -> layout, entries per sample
         self._index: dict[tuple[Any, int], int] = {}
@@ -294,7 +301,8 @@ class Products:
             return self._rows(again)
         direct = self._direct()
         rows = self._rows(again)
-        self._take_head(self.head)
+        for v in range(self.outputs):
+            self._take(self.head.call, v, self.head.jacobian[:, v])
         self._check_head(direct, self._mixed(self.head, rows))
         return rows
 
@@ -365,10 +373,6 @@ class Products:
         """Keep the row df_v/dz of a call."""
         self.positions[i].take(v, grad)
 
-    def _take_head(self, head: Head) -> None:
-        for v in range(self.outputs):
-            self._take(head.call, v, head.jacobian[:, v])
-
     def _products(self, again: bool, span: range) -> Iterator[tuple[int, Sequence[Tensor | None]]]:
         """The gradients at all edges, one output of ``span`` after another."""
         if self.batched:
@@ -384,11 +388,12 @@ class Products:
     def _batched_products(self, span: range) -> Iterator[tuple[int, Sequence[Tensor | None]]]:
         """The same, several at a time: a product of few rows waits for the weights to be read."""
         if self.directions is None:
-            directions = torch.eye(self.N, dtype=self.f.dtype, device=self.f.device).unsqueeze(1)
+            outputs = torch.arange(span.start, span.stop, device=self.f.device)
+            directions = F.one_hot(outputs, self.N).to(self.f).unsqueeze(1)
         else:
-            directions = self.directions.movedim(1, 0)
+            directions = self.directions[:, span.start : span.stop].movedim(1, 0)
         v = 0
-        for part in directions[span.start : span.stop].split(max(1, BATCHED_ROWS // self.B)):
+        for part in directions.split(max(1, BATCHED_ROWS // self.B)):
             several = torch.autograd.grad(
                 self.f,
                 self.edges,
@@ -409,7 +414,7 @@ class Products:
             check_finite(rows, self.forward.first, "gradient")
             raise
         missing = min(self.outputs, rows.shape[2]) - s.shape[1]
-        return (s if missing == 0 else torch.nn.functional.pad(s, (0, missing))), rank
+        return (s if missing == 0 else F.pad(s, (0, missing))), rank
 
     # -- what the rows say -------------------------------------------------------------------------
 

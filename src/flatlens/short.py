@@ -118,8 +118,8 @@ class ShortProducts(Products):
 
     def _widen_tiny(self, positions: Positions) -> None:
         """Derivatives that are tiny go on in float64."""
-        size = torch.linalg.vector_norm(positions.rows.flatten(1), dim=1)
-        if size.dtype == torch.float32 and bool((size < TINY).any()):
+        rows = positions.rows.flatten(1)
+        if rows.dtype == torch.float32 and bool((rows.norm(dim=1) < TINY).any()):
             positions.widen()
 
 
