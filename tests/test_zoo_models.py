@@ -14,7 +14,7 @@ from torch import nn
 import flatlens as fl
 from flatlens import FlatlensError, cli, figures
 from flatlens.compat import make_torchvision_importable
-from flatlens.figures.zoo import outliers, rank_correlation, trend
+from flatlens.figures.zoo import claims, outliers, rank_correlation, trend
 
 make_torchvision_importable()
 with warnings.catch_warnings():
@@ -419,6 +419,25 @@ def test_the_figure_names_what_lies_off_the_trend():
     assert "60 models of 10 classes" in figure.legends[0].get_title().get_text()
     with pytest.raises(FlatlensError, match="3 models or more"):
         figures.zoo(frame[:2])
+
+
+def test_the_claims_on_figure_3_are_judged():
+    k = np.linspace(0, 1, 60)
+    classes = np.array([f"c{i % 10}" for i in range(60)], dtype="<U12")
+    classes[[5, 10]], classes[[50, 55]] = "mobilevit", "fastvit"
+    off = 0.5 * np.isin(classes, ["mobilevit"]) - 0.5 * np.isin(classes, ["fastvit"])
+
+    def judged(b, names=classes):
+        columns = {"class": names, "adaptive_sharpness": 10**k, "normalized_mls": 10**b}
+        return claims(pd.DataFrame({"model": range(60), **columns}))
+
+    found = judged(k + off)
+    assert found["V1"]["verdict"] == found["V2"]["verdict"] == "supported"
+    assert found["V2"]["found"] == "2 of 2 MobileViT upper left, 2 of 2 FastViT lower right"
+    turned = judged(-k - off)
+    assert turned["V1"]["verdict"] == turned["V2"]["verdict"] == "not supported"
+    assert judged(k + off, ["c0"] * 60)["V2"]["verdict"] == "inconclusive"  # none of either
+    assert judged(np.cos(40 * k))["V1"]["verdict"] == "inconclusive"
 
 
 def test_variants_of_one_class_are_not_independent():

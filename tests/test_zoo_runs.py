@@ -148,8 +148,8 @@ def test_a_folder_of_other_runs_is_refused(settings, out, nothing_runs):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--device", "foo"], "The device foo cannot be used"),
-        (["--device", "cuda:99"], "The device cuda:99 cannot be used"),
+        (["--device", "foo"], "Cannot compute on device 'foo'"),
+        (["--device", "cuda:99"], "Cannot compute on device 'cuda:99'"),
         (["--weights", "nofolder"], "nofolder is not a folder"),
         (["--weights", "nofolder", "--list"], "nofolder is not a folder"),
     ],
@@ -168,7 +168,7 @@ def test_bad_input_is_one_sentence_before_anything_runs(
 
 def test_a_device_of_dask_workers_need_not_be_here(settings):
     Zoo(**{**vars(settings), "device": "cuda:99"}).check("dask")
-    with pytest.raises(FlatlensError, match="The device foo"):
+    with pytest.raises(FlatlensError, match="on device .foo"):
         Zoo(**{**vars(settings), "device": "foo"}).check("dask")
 
 

@@ -455,7 +455,7 @@ def zoo(
     from flatlens.experiments import zoo as module
     from flatlens.figures import save
     from flatlens.figures import zoo as draw
-    from flatlens.figures.zoo import FEWEST
+    from flatlens.figures.zoo import FEWEST, claims
     from flatlens.measurement import columns
 
     source = str(weights) if weights else "pretrained" if pretrained else "random"
@@ -472,6 +472,7 @@ def zoo(
     good, dropped = module.kept(frame, max_se)
     told = module.report(frame, good, dropped)
     if len(good) >= FEWEST:
+        told["claims"] = {} if source == "random" else claims(good)  # they are on trained models
         told["figure"] = str(save(draw(good), out / "figure3")["pdf"])
     print(_json(told) if as_json else module.text(told))
     return FAILED if told["skipped"] else 0

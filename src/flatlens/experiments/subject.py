@@ -55,10 +55,12 @@ def place(
     return x, y
 
 
-def check_device(device: str) -> None:
-    """Refuses a device that is unknown, absent, or without values ("meta")."""
+def check_device(device: str, here: bool = True) -> None:
+    """Refuses a device that is unknown or (``here``) absent, or without values ("meta")."""
     try:
-        torch.zeros(1, device=device).item()
+        known = torch.device(device)
+        if here:
+            torch.zeros(1, device=known).item()
     except (RuntimeError, AssertionError) as error:  # AssertionError: a build without it
         raise FlatlensError(
             f"Cannot compute on device {device!r} with this torch; try cpu."

@@ -24,11 +24,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatlens.errors import FlatlensError, first_line
+from flatlens.errors import FlatlensError
 from flatlens.experiments import images as pictures
 from flatlens.experiments.files import replacing
 from flatlens.experiments.progress import sweep_bar
 from flatlens.experiments.runs import Run, RunBusyError, read_runs
+from flatlens.experiments.subject import check_device
 from flatlens.experiments.sweep import Engine, Outcome, _mark, _result, engine_of
 from flatlens.experiments.timm_models import (
     CLASSES,
@@ -127,13 +128,7 @@ class Zoo:
     def check(self, engine: str = "local") -> None:
         """Refuses what would fail with every model."""
         _check_source(self.source)
-        try:  # workers of Dask may have devices that are not here
-            device = torch.device(self.device)
-            if engine == "local":
-                torch.zeros(1, device=device).item()
-        except (RuntimeError, AssertionError) as error:
-            reason = first_line(error).rstrip(".")
-            raise FlatlensError(f"The device {self.device} cannot be used: {reason}.") from error
+        check_device(self.device, here=engine == "local")  # workers of Dask may have others
         files, labels = choose(Path(self.images), self.n)
         for file in files:
             _picture(file)
@@ -318,6 +313,8 @@ def text(told: Mapping[str, Any]) -> str:
         lines.append(f"dropped {name}: {why}")
     lines += [f"skipped {name}: {reason}" for name, reason in told["skipped"].items()]
     lines += [f"left to another process: {name}" for name in told["busy"]]
+    for name, claim in told.get("claims", {}).items():
+        lines.append(f"{name}, {claim['says']}: {claim['verdict']} ({claim['found']})")
     lines += [told["figure"]] if "figure" in told else []
     return "\n".join(lines)
 

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from flatlens.errors import FlatlensError
 from flatlens.experiments import records
+from flatlens.experiments.evidence import Verdict, judge
 from flatlens.experiments.statistics import DRAWS, Array, Estimate, correlation, interval, ranks
 from flatlens.experiments.zoo import converged
 from flatlens.figures import style
@@ -71,6 +72,41 @@ def points(df: pd.DataFrame, x: str, y: str) -> tuple[pd.DataFrame, Array, Array
         raise FlatlensError(f"Figure 3 needs {FEWEST} models or more, there are {good.sum()}.")
     df = df[good]
     return df, np.log10(a[good]), np.log10(b[good]), df["class"].astype(str).to_numpy()
+
+
+def claims(df: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """What the paper says of Figure 3, judged on these models.
+
+    V1: Spearman's coefficient is above 0, by its interval over classes. V2: the class of MobileViT
+    lies to the upper left and two of FastViT to the lower right; *upper* is above the trend of all
+    models, *left* is below their median sharpness.
+    """
+    _, a, b, classes = points(df, *AXES)
+    e = rank_correlation(a, b, classes)
+    slope, start = trend(a, b)
+    upper, left = b > slope * a + start, a < np.median(a)
+    mobile, fast = (
+        np.array([c.startswith(name) for c in classes]) for name in ("mobilevit", "fastvit")
+    )
+    verdict: Verdict = "inconclusive"
+    if mobile.any() and fast.sum() > 1:
+        corner = int((fast & ~upper & ~left).sum()) > 1
+        verdict = "supported" if corner and bool((upper & left)[mobile].all()) else "not supported"
+    found = f"{(mobile & upper & left).sum()} of {mobile.sum()} MobileViT upper left, "
+    found += f"{(fast & ~upper & ~left).sum()} of {fast.sum()} FastViT lower right"
+    rho = f"Spearman's rho {number(e.value)} [{number(e.low)}, {number(e.high)}] over classes"
+    return {
+        "V1": {
+            "says": "normalised MLS rises with adaptive sharpness over models",
+            "found": rho,
+            "verdict": judge(e),
+        },
+        "V2": {
+            "says": "MobileViT cluster at the upper left, two FastViT at the lower right",
+            "found": found,
+            "verdict": verdict,
+        },
+    }
 
 
 def order(classes: Any) -> list[str]:
