@@ -56,6 +56,7 @@ def added_norms(patch) -> None:
 def no_biases(patch) -> None:
     rows = layers.Positions.bias_rows
     patch(layers.Positions, "bias_rows", lambda self: torch.zeros_like(rows(self)))
+    patch(layers.Positions, "single", False)  # where they would not be asked for
 
 
 def no_norm_parameters(patch) -> None:

@@ -168,7 +168,7 @@ def test_bad_input_is_one_sentence_before_anything_runs(
 
 def test_a_device_of_dask_workers_need_not_be_here(settings):
     Zoo(**{**vars(settings), "device": "cuda:99"}).check("dask")
-    with pytest.raises(FlatlensError, match="on device .foo"):
+    with pytest.raises(FlatlensError, match="on device 'foo'"):
         Zoo(**{**vars(settings), "device": "foo"}).check("dask")
 
 

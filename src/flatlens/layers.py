@@ -32,6 +32,7 @@ from flatlens.spectra import rank_tolerance
 # must still be in the cache when it is squared (one block of all samples is three times slower).
 BLOCK_ENTRIES = 1 << 20
 FEWEST_INPUTS = 128  # of a block: a product of a thinner matrix waits for memory
+TINY = 1e-8  # below this a derivative is squared in float64: in float32 its square may vanish
 # Signed sums smaller than this share of their terms have lost too many digits.
 CANCELLED = {torch.float32: 0.03, torch.float64: 1e-4}
 
@@ -179,7 +180,8 @@ class Positions:
     def begin(self, directions: int) -> None:
         """Forget all rows; others follow."""
         self.N, self.fold = directions, None
-        self.__dict__.pop("rows", None)
+        for kept in ("rows", "power"):
+            self.__dict__.pop(kept, None)
 
     @cached_property
     def rows(self) -> Tensor:
@@ -217,8 +219,20 @@ class Positions:
 
     def widen(self) -> None:
         """Go on in float64."""
+        self.__dict__.pop("power", None)
         self.rows, self.u, self.W = self.rows.double(), self.u.double(), self.W.double()
         self.fold = None if self.fold is None else self.fold.double()
+
+    @property
+    def single(self) -> bool:
+        """Whether df/dz at the one position there is is also the gradient of a bias."""
+        return self.T == 1 and not self.map.transposed
+
+    @cached_property
+    def power(self) -> Float[Tensor, "b g o"]:
+        """The squares of df/dz at the one position there is, summed over directions."""
+        rows = self.rows if self.flat else self.rows.squeeze(-1)
+        return squares(rows, 2)
 
     @property
     def J(self) -> Float[Tensor, "b g No T"]:
@@ -238,7 +252,7 @@ class Positions:
     def energies(self) -> tuple[Tensor, Tensor, Tensor]:
         """Per sample: sum_p ||J_p||^2 ||u_p||^2, sum_p ||J_p||^2, min_p ||u_p||^2."""
         u2 = _columns(self.u)
-        J2 = _columns(self.J)
+        J2 = _columns(self.J) if self.T > 1 else self.power.sum(2, True, dtype=torch.float64)
         return (J2 * u2).sum((1, 2)), J2.sum((1, 2)), u2.amin((1, 2))
 
     @property
@@ -251,7 +265,8 @@ class Positions:
         U = self.u.double().mT  # [b, g, T, i]
         if bias:
             U = torch.cat([U, torch.ones_like(U[..., :1])], -1)
-        values = torch.linalg.eigvalsh(U @ U.mT).clamp(min=0)
+        gram = U @ U.mT
+        values = gram.squeeze(-1) if self.T == 1 else torch.linalg.eigvalsh(gram).clamp(min=0)
         s, top = values[..., 0].sqrt(), values[..., -1].sqrt()
         poor = s < 1e-3 * top  # the Gram matrix has lost its digits
         if bool(poor.any()):
@@ -344,13 +359,13 @@ def weight_gradient(calls: list[Positions], invariant: bool = False) -> WeightSu
     double = any(c.u.dtype == torch.float64 for c in calls)  # a call may have gone over to it
     W = calls[0].W.double() if double else calls[0].W
     g, o, i = W.shape
+    if T == 1 and not invariant:
+        return _by_outer(calls[0], W)
     # In multiply-adds per weight, as measured: 24 stands for writing, squaring and summing an entry
-    # of a gradient, 4 (float64) or 2 for a pair and its products over directions.
+    # of a gradient, 18 and 35 for the product of a pair of rows or of patches.
     pairs = T * (T + 1) // 2
     route: Callable[..., tuple[Tensor, ...]]
-    if T == 1 and not invariant:
-        route, entries = _by_outer, N * max(i, o)
-    elif (4 if double else 2) * pairs * (1 + 2 * N / i) < N * (T + 24) and not invariant:
+    if pairs * (1 + 18 * N / i + 35 / o) < N * (T + 24) and not invariant:
         route, entries = _by_pairs, pairs * max(i, o)
     else:
         route, entries = _by_forming, N * i * o
@@ -373,12 +388,11 @@ def blocks(calls: list[Positions], block: int) -> Iterator[tuple[Rows, Patches]]
         yield (J[0], u[0]) if len(calls) == 1 else (torch.cat(J, -1), torch.cat(u, -1))
 
 
-def _by_outer(J: Rows, u: Patches, W: Weight, W2: Weight, _: bool) -> tuple[Tensor, ...]:
-    J2 = J.squeeze(-1).unflatten(-1, (-1, W.shape[1])).square().sum(2)  # [b, g, o]
-    u2 = u.squeeze(-1).square()
-    adaptive = J2 * torch.einsum("goi,bgi->bgo", W2, u2)
-    plain = J2.sum(-1) * u2.sum(-1)
-    return plain.sum(1, dtype=torch.float64), adaptive.sum((1, 2), dtype=torch.float64)
+def _by_outer(call: Positions, W: Weight) -> WeightSums:
+    u2 = call.u.squeeze(-1).square()
+    adaptive = call.power * torch.einsum("goi,bgi->bgo", W.square(), u2)
+    plain = call.power.sum(-1) * u2.sum(-1)
+    return WeightSums(plain.sum(1, dtype=torch.float64), summed(adaptive))
 
 
 def _by_forming(J: Rows, u: Patches, W: Weight, W2: Weight, invariant: bool) -> tuple[Tensor, ...]:
@@ -401,24 +415,40 @@ def _by_forming(J: Rows, u: Patches, W: Weight, W2: Weight, invariant: bool) -> 
     return tuple(sums)
 
 
+def squares(rows: Tensor, dim: int) -> Tensor:
+    """The sum of squares over ``dim``; in float64 where those of float32 may vanish."""
+    found = rows.square().sum(dim)
+    if rows.dtype == torch.float32 and bool((summed(found) < TINY**2).any()):
+        return rows.double().square().sum(dim)
+    return found
+
+
 def summed(t: Tensor) -> Float[Tensor, " b"]:
     """The sum of each sample's entries, float64."""
     return t.flatten(1).sum(1, dtype=torch.float64)
 
 
 def _by_pairs(J: Rows, u: Patches, W: Weight, W2: Weight, _: bool) -> tuple[Tensor, ...]:
-    p, q = torch.triu_indices(J.shape[-1], J.shape[-1], device=J.device)
-    rows = J.unflatten(2, (-1, W.shape[1]))
-    JJ = (rows.movedim(2, -1) @ rows.movedim(2, -2))[..., p, q]  # [b, g, o, pairs]
-    uu = u.index_select(-1, p) * u.index_select(-1, q)
-    uu *= 2 - (p == q).to(u)  # pq and qp, the diagonal once
-    plain = JJ.sum(2) * uu.sum(2)  # [b, g, pairs]
-    # One product for all samples reads W once: [g, o, i] x [g, i, b pairs].
-    weighted = (W2 @ uu.movedim(0, 2).flatten(2)).unflatten(2, (len(u), -1)).movedim(2, 0)
-    adaptive = (JJ * weighted).sum(2)
+    b, g, i, T = u.shape
+    o = W.shape[1]
+    p, q = torch.triu_indices(T, T, device=u.device)
+    JJ, uu = u.new_zeros(g, len(p), b, o), u.new_empty(g, len(p), b, i)
+    patch = u.permute(1, 3, 0, 2).contiguous()  # [g, T, b, i]
+    rows = J.unflatten(2, (-1, o)).permute(1, 4, 0, 2, 3)  # [g, T, b, N, o]
+    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+    several = rows.split(max(1, BLOCK_ENTRIES // (g * T * b * o)), 3)
+    ends = torch.arange(T, 0, -1).cumsum(0).tolist()
+    for t, end in enumerate(ends):  # a position with itself and all later ones
+        pairs = slice(end - (T - t), end)
+        torch.mul(patch[:, t : t + 1], patch[:, t:], out=uu[:, pairs])
+        for some in several:
+            JJ[:, pairs] += (some[:, t : t + 1] * some[:, t:]).sum(3)
+    weighted = (uu.flatten(1, 2) @ W2.mT).view_as(JJ)  # one product for all samples reads W once
     found = []
-    for terms in (plain, adaptive):
-        total, untied = summed(terms), summed(terms[..., p == q])
+    for terms in (JJ.sum(3) * uu.sum(3), (JJ * weighted).sum(3)):  # [g, pairs, b]
+        each = terms.double()
+        untied = each[:, p == q].sum((0, 1))
+        total = 2 * each.sum((0, 1)) - untied  # pq and qp, the diagonal once
         if bool((total < CANCELLED[u.dtype] * untied).any()):  # the digits are gone
             return _by_forming(J, u, W, W2, False)
         found.append(total)

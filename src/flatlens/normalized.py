@@ -46,7 +46,7 @@ def minimise(
         before = rows.sum() + columns.sum()
         rows &= (H @ columns > 0) & (C @ columns > 0)
         columns &= (rows @ H > 0) & (rows @ C > 0)
-        if rows.sum() + columns.sum() == before:
+        if rows.sum() + columns.sum() in (before, sum(H.shape)):
             break
     if not rows.any() or not columns.any():
         return Minimum(0.0, np.zeros(len(H)), np.zeros(H.shape[1]))

@@ -45,7 +45,7 @@ from flatlens.short import AT_ONCE, ShortProducts
 
 WORKING_SET = 128 << 20  # bytes that a chunk may take by default: more is slower, not faster
 SHORT_SET = 48 << 20  # the same for sharpness alone, which keeps less
-FEWEST = 5  # samples of a default chunk if they take less than MOST: fewer are slower
+FEWEST, SHORT_FEWEST = 8, 5  # samples of a default chunk if they take less than MOST
 MOST = 1 << 28
 ENOUGH = 8  # where memory allows fewer samples, fewer of their rows are kept at a time
 LARGEST, SHORT_LARGEST = 100, 256  # dense products of 200 to 400 rows are the fastest
@@ -284,9 +284,9 @@ class Pass:
                 )
             self.chunk = min(self.memory // size, self.chunk or n)
         elif self.chunk is None:
-            fewest = max(1, min(FEWEST, MOST // size))
-            room, largest = (SHORT_SET, SHORT_LARGEST) if self.short else (WORKING_SET, LARGEST)
-            self.chunk = max(fewest, min(room // size, largest))
+            limits = (SHORT_FEWEST, SHORT_SET, SHORT_LARGEST)
+            fewest, room, largest = limits if self.short else (FEWEST, WORKING_SET, LARGEST)
+            self.chunk = max(1, min(fewest, MOST // size), min(room // size, largest))
         self.at_once = rows
 
     def _one_at_a_time(self, why: str) -> None:

@@ -18,7 +18,16 @@ from flatlens.capture import Call, Graph, LinearMap, Lookup, Recorder
 from flatlens.errors import FlatlensError
 from flatlens.heads import Head, find_head
 from flatlens.inputs import check_finite
-from flatlens.layers import Buffers, Layout, Positions, split, weight_gradient
+from flatlens.layers import (
+    TINY,
+    Buffers,
+    Layout,
+    Positions,
+    split,
+    squares,
+    summed,
+    weight_gradient,
+)
 from flatlens.norms import untied_norms
 from flatlens.spectra import singular_values, spectral_norm
 
@@ -26,7 +35,6 @@ WIDEST_CROSSED = 4096  # Eq. 37 needs a matrix of (input entries)^2; beyond this
 # As many products of as few samples of a dense network are asked for in batches of so many rows.
 # Fewer products do not pay for what torch imports at the first batched one (0.3 s).
 MANY_PRODUCTS, FEW_SAMPLES, BATCHED_ROWS = 64, 32, 256
-TINY = 1e-8  # below this a derivative is squared in float64: in float32 its square may vanish
 Key = tuple[str | int, ...]  # ("layer", 2, "singular"), ("parameter", "fc.weight", "grad"), ...
 Share = tuple[Tensor, Tensor]  # ||df/dp||_F^2 and sum p^2 (df/dp)^2, per sample
 
@@ -250,6 +258,8 @@ class Products:
 
         ``again``: keep the graph, for other ``directions`` will follow.
         """
+        for i, positions in enumerate(self.positions):
+            positions.begin(self._rows_at(i))
         rows = self._checked_rows(again)
         columns: dict[Key, Tensor] = {("output",): self.f.detach()}
         columns |= {("input", k): v for k, v in self._input(rows).items()}
@@ -342,6 +352,9 @@ class Products:
                 shares[name] = share(p, [rows[self.slow[name]]])
             elif name in self.rules:
                 users, copies = self.rules[name]
+                if len(users) == 1 and not copies and self.positions[users[0]].single:
+                    shares[name] = weighed(p, self.positions[users[0]].power.flatten(1))
+                    continue
                 uses = [*(bias_rows[i] for i in users), *(rows[k] for k in copies)]
                 shares[name] = share(p, uses)
             elif name in self.tables:
@@ -420,13 +433,14 @@ class Products:
 
     def _input(self, rows: dict[int, Tensor]) -> dict[str, Tensor]:
         A = beside([rows[k] for k in self.inputs])
+        self.input_power = A.square().sum(1)
         x2 = beside([t.detach().flatten(1) for t in self.forward.fed]).double().square()
         self.input_spectrum = self._spectrum(A)
         return {
             "singular": self.input_spectrum[0],
             "rank": self.input_spectrum[1],
             "x_norm": x2.sum(1).sqrt(),
-            "invariant": (A.square().sum(1) * x2).sum(1),
+            "invariant": (self.input_power * x2).sum(1),
         }
 
     def _layer(
@@ -506,12 +520,18 @@ class Products:
         positions = self.positions[i]
         sums: dict[str, Tensor] = {}
         u2 = positions.u[:, 0, :, 0].square()
-        B2 = rows[self.through[i]].to(u2).square().sum(1)
+        A2, B2 = (self._power(rows, k[i], u2) for k in (self.total, self.through))
         invariant = (B2 * u2).sum(1)  # J W is B, and u is x^l
         if u2.shape[1] <= WIDEST_CROSSED:
-            sums["curvature"] = positions.rows[:, 0].square().sum(1).mT @ u2
-            sums["crossed"] = rows[self.total[i]].to(u2).square().sum(1).mT @ u2
+            sums["curvature"] = positions.power[:, 0].to(u2).mT @ u2
+            sums["crossed"] = A2.mT @ u2
         return invariant, sums
+
+    def _power(self, rows: dict[int, Tensor], k: int, like: Tensor) -> Tensor:
+        """The squares of the rows at an edge, summed over outputs."""
+        if [k] == self.inputs and self.input_power.dtype == like.dtype:
+            return self.input_power
+        return rows[k].to(like).square().sum(1)
 
 
 def gradients(
@@ -553,13 +573,12 @@ def share(p: Tensor, uses: Sequence[Tensor | None]) -> Share:
     """
     total = sum(u for u in uses if u is not None)
     assert isinstance(total, Tensor)
-    squares = total.square().sum(1)  # over outputs: [b, numel]
-    plain = squares.sum(1, dtype=torch.float64)
-    if bool((plain < TINY**2).any()):
-        squares = total.double().square().sum(1)
-        plain = squares.sum(1)
-    adaptive = squares * p.detach().flatten().square()
-    return plain, adaptive.sum(1, dtype=torch.float64)
+    return weighed(p, squares(total, 1))
+
+
+def weighed(p: Tensor, power: Float[Tensor, "b numel"]) -> Share:
+    """The same from the squares of its gradient, summed over outputs."""
+    return summed(power), summed(power * p.detach().flatten().square())
 
 
 def table_share(p: Tensor, looked_up: Sequence[tuple[Tensor, Lookup]]) -> Share:

@@ -15,6 +15,7 @@ from torch import Tensor
 from flatlens.layers import (
     BLOCK_ENTRIES,
     CANCELLED,
+    TINY,
     Patches,
     Positions,
     Rows,
@@ -22,7 +23,7 @@ from flatlens.layers import (
     split,
     summed,
 )
-from flatlens.products import BATCHED_ROWS, TINY, Chunk, Key, Products
+from flatlens.products import BATCHED_ROWS, Chunk, Key, Products
 
 AT_ONCE = 10  # products whose rows are kept together: more take memory and are no faster
 
