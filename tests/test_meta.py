@@ -9,7 +9,7 @@ import torch
 from zoo import ZOO
 
 import flatlens as fl
-from flatlens import capture, layers, passes, products, spectra
+from flatlens import capture, layers, passes, products, spectra, weights
 
 CHECKS = [
     test_zoo.test_input,
@@ -43,12 +43,12 @@ def no_clones(patch) -> None:
 
 def added_norms(patch) -> None:
     """Add up the norms of a reused weight's parts in place of joining their positions."""
-    whole = layers.weight_gradient
+    whole = weights.weight_gradient
 
     def parts(calls, *options):
         sums = [whole([call], *options) for call in calls]
         plain, adaptive = sum(s.plain for s in sums), sum(s.adaptive for s in sums)
-        return layers.WeightSums(plain, adaptive, sums[0].invariant)
+        return weights.WeightSums(plain, adaptive, sums[0].invariant)
 
     patch(products, "weight_gradient", parts)
 

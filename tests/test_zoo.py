@@ -13,6 +13,8 @@ from zoo import UNEVEN, ZOO
 
 import flatlens as fl
 from flatlens import passes, products
+from flatlens.inequalities import NOT_ADAPTIVE
+from flatlens.metrics import METRICS
 from flatlens.norms import lanczos_norm
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch about even kernels
@@ -406,6 +408,25 @@ def test_sharpness_alone(name, at_once, monkeypatch):
     for got, want in zip(m.probe.parameters, t.parameters, strict=True):
         close(got.grad, want.grad, want.name, scale=gradient_scale(name))
     close(m["sharpness"], t.metrics()["sharpness"], "sharpness")
+
+
+@every_case
+def test_without_adaptive_sharpness(name):
+    """All else is as in the whole pass; what needs it is said to be missing."""
+    case, t, whole = ZOO[name](), truth(name), measured(name)
+    rest = [metric for metric in METRICS if metric != "adaptive_sharpness"]
+    m = fl.measure(case.model, case.x, output=case.output, quantities=rest, method="exact")
+    assert list(m.values) == rest
+    for got, want in zip(m.probe.parameters, t.parameters, strict=True):
+        close(got.grad, want.grad, want.name, scale=gradient_scale(name))
+        assert np.isnan(got.adaptive).all()
+    for metric in rest:
+        assert m[metric] == pytest.approx(whole[metric], rel=1e-9, abs=1e-300, nan_ok=True), metric
+    for got, want in zip(m.bounds, whole.bounds, strict=True):
+        if got.name.startswith("eq44") and want.verdict != "not applicable":
+            assert (got.verdict, got.why) == ("not applicable", NOT_ADAPTIVE)
+        else:
+            assert (got.verdict, got.holds) == (want.verdict, want.holds), got.name
 
 
 # -- precision -----------------------------------------------------------------

@@ -445,6 +445,8 @@ class Rows:
             return self.no_first(name, equation)
         lhs = input_invariant_mls(self.p) / self.first.out_features
         rhs = adaptive_sharpness(self.p)
+        if np.isnan(rhs):
+            return self.missing(name, equation, NOT_ADAPTIVE)
         return self.row(name, equation, lhs, rhs, self.first_reason(*PAPER), DENSE_FIRST)
 
     def eq44_shared(self) -> Inequality:
@@ -452,6 +454,8 @@ class Rows:
         if self.first is None or self.p.first is None:
             return self.no_first(name, equation)
         lhs = float(self.p.first.invariant.mean()) / self.first.out_features
+        if np.isnan(self.first.adaptive).all():
+            return self.missing(name, equation, NOT_ADAPTIVE)
         reason = why_not_leaf(self.p, self.first)
         why = "the first layer's weight is a trainable parameter used once"
         return self.row(name, equation, lhs, float(self.first.adaptive.mean()), reason, why)
@@ -472,6 +476,7 @@ class Rows:
 
 
 UNKNOWN = "it needs singular values that the sketched pass does not find"
+NOT_ADAPTIVE = "adaptive sharpness was not asked for"
 DENSE_FIRST = "the first layer has one position, a trainable weight used once, and no bypass"
 DENSE_ALL = "every layer has one position, a trainable weight used once, and no bypass"
 

@@ -13,11 +13,10 @@ fixed overlapping sum: its u is the input as it stands and its J the patches of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,10 +30,7 @@ from flatlens.spectra import rank_tolerance
 # Per-sample gradients of one layer are formed in blocks of about this many entries: what is written
 # must still be in the cache when it is squared (one block of all samples is three times slower).
 BLOCK_ENTRIES = 1 << 20
-FEWEST_INPUTS = 128  # of a block: a product of a thinner matrix waits for memory
 TINY = 1e-8  # below this a derivative is squared in float64: in float32 its square may vanish
-# Signed sums smaller than this share of their terms have lost too many digits.
-CANCELLED = {torch.float32: 0.03, torch.float64: 1e-4}
 
 
 @dataclass(frozen=True)
@@ -335,86 +331,6 @@ def occurrences(layer: LinearMap) -> tuple[int, int]:
     return round(float(counts.min())), round(float(counts.max()))
 
 
-class WeightSums(NamedTuple):
-    """What one weight's gradient contributes, per sample, float64."""
-
-    plain: Float[Tensor, " b"]  # ||grad_W f||_F^2
-    adaptive: Float[Tensor, " b"]  # sum W^2 (df/dW)^2
-    invariant: Float[Tensor, " b"] | None = None  # sum_j (sum_k W_kj df/dW_kj)^2, Eq. 44 shared
-
-
-def weight_gradient(calls: list[Positions], invariant: bool = False) -> WeightSums:
-    """The sums over one weight's gradient, all outputs together (``invariant``: the third, too).
-
-    Calls that share the weight have their positions put side by side first: one parameter has one
-    gradient, and adding the norms of its parts would be wrong. Three routes, by cost:
-
-    - one position: grad = J u^T, so all follows from J^2 summed over directions;
-    - few positions: ||sum_p J_p u_p^T||^2 = sum_pq <J_p, J_q> <u_p, u_q>, and the same with W^2
-      between; pairs are summed over directions before W is touched, so the work does not grow
-      with N. Where signed terms cancel too far, the gradient is formed after all;
-    - many positions: form the gradient itself, a block of samples at a time.
-    """
-    N, T = calls[0].N, sum(c.T for c in calls)
-    double = any(c.u.dtype == torch.float64 for c in calls)  # a call may have gone over to it
-    W = calls[0].W.double() if double else calls[0].W
-    g, o, i = W.shape
-    if T == 1 and not invariant:
-        return _by_outer(calls[0], W)
-    # In multiply-adds per weight, as measured: 24 stands for writing, squaring and summing an entry
-    # of a gradient, 18 and 35 for the product of a pair of rows or of patches.
-    pairs = T * (T + 1) // 2
-    route: Callable[..., tuple[Tensor, ...]]
-    if pairs * (1 + 18 * N / i + 35 / o) < N * (T + 24) and not invariant:
-        route, entries = _by_pairs, pairs * max(i, o)
-    else:
-        route, entries = _by_forming, N * i * o
-    block = max(1, BLOCK_ENTRIES // (g * entries))
-    W2 = W.square()
-    parts = [route(*joined, W, W2, invariant) for joined in blocks(calls, block)]
-    return WeightSums(*(torch.cat(found) for found in zip(*parts, strict=True)))
-
-
-Rows = Float[Tensor, "b g No T"]
-Patches = Float[Tensor, "b g i T"]
-Weight = Float[Tensor, "g o i"]
-
-
-def blocks(calls: list[Positions], block: int) -> Iterator[tuple[Rows, Patches]]:
-    """J and u of some samples at a time, the positions of all calls side by side."""
-    for s in range(0, calls[0].batch, block):
-        J = [c.J[s : s + block] for c in calls]
-        u = [c.u[s : s + block] for c in calls]
-        yield (J[0], u[0]) if len(calls) == 1 else (torch.cat(J, -1), torch.cat(u, -1))
-
-
-def _by_outer(call: Positions, W: Weight) -> WeightSums:
-    u2 = call.u.squeeze(-1).square()
-    adaptive = call.power * torch.einsum("goi,bgi->bgo", W.square(), u2)
-    plain = call.power.sum(-1) * u2.sum(-1)
-    return WeightSums(plain.sum(1, dtype=torch.float64), summed(adaptive))
-
-
-def _by_forming(J: Rows, u: Patches, W: Weight, W2: Weight, invariant: bool) -> tuple[Tensor, ...]:
-    """One sample's gradient may still be too large for the cache: inputs of W and directions go in
-    blocks too. Blocks of few inputs would read all rows for each of them: directions first."""
-    b, g, i, _ = u.shape
-    o, N = W.shape[1], J.shape[2] // W.shape[1]
-    sums = [torch.zeros(b, dtype=torch.float64, device=u.device) for _ in range(2 + invariant)]
-    inputs = min(i, max(FEWEST_INPUTS, BLOCK_ENTRIES // (b * g * N * o)))
-    directions = max(1, BLOCK_ENTRIES // (b * g * inputs * o))
-    for rows in J.split(directions * o, 2):
-        parts = (t.split(inputs, dim) for t, dim in ((u, 2), (W.mT, 1), (W2.mT, 1)))
-        for part, w, w2 in zip(*parts, strict=True):
-            grad = (part @ rows.mT).unflatten(3, (-1, o))  # [b, g, inputs, directions, o]
-            if invariant:
-                sums[2] += summed((grad * w.unsqueeze(2)).sum(4).square())
-            squares = grad.square_().sum(3)
-            sums[0] += summed(squares)
-            sums[1] += summed(squares * w2)
-    return tuple(sums)
-
-
 def squares(rows: Tensor, dim: int) -> Tensor:
     """The sum of squares over ``dim``; in float64 where those of float32 may vanish."""
     found = rows.square().sum(dim)
@@ -426,30 +342,3 @@ def squares(rows: Tensor, dim: int) -> Tensor:
 def summed(t: Tensor) -> Float[Tensor, " b"]:
     """The sum of each sample's entries, float64."""
     return t.flatten(1).sum(1, dtype=torch.float64)
-
-
-def _by_pairs(J: Rows, u: Patches, W: Weight, W2: Weight, _: bool) -> tuple[Tensor, ...]:
-    b, g, i, T = u.shape
-    o = W.shape[1]
-    p, q = torch.triu_indices(T, T, device=u.device)
-    JJ, uu = u.new_zeros(g, len(p), b, o), u.new_empty(g, len(p), b, i)
-    patch = u.permute(1, 3, 0, 2).contiguous()  # [g, T, b, i]
-    rows = J.unflatten(2, (-1, o)).permute(1, 4, 0, 2, 3)  # [g, T, b, N, o]
-    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-    several = rows.split(max(1, BLOCK_ENTRIES // (g * T * b * o)), 3)
-    ends = torch.arange(T, 0, -1).cumsum(0).tolist()
-    for t, end in enumerate(ends):  # a position with itself and all later ones
-        pairs = slice(end - (T - t), end)
-        torch.mul(patch[:, t : t + 1], patch[:, t:], out=uu[:, pairs])
-        for some in several:
-            JJ[:, pairs] += (some[:, t : t + 1] * some[:, t:]).sum(3)
-    weighted = (uu.flatten(1, 2) @ W2.mT).view_as(JJ)  # one product for all samples reads W once
-    found = []
-    for terms in (JJ.sum(3) * uu.sum(3), (JJ * weighted).sum(3)):  # [g, pairs, b]
-        each = terms.double()
-        untied = each[:, p == q].sum((0, 1))
-        total = 2 * each.sum((0, 1)) - untied  # pq and qp, the diagonal once
-        if bool((total < CANCELLED[u.dtype] * untied).any()):  # the digits are gone
-            return _by_forming(J, u, W, W2, False)
-        found.append(total)
-    return tuple(found)

@@ -181,7 +181,8 @@ def measure(
             one-hot rows), accuracy.
         quantities: "default" is all that one pass gives; "all" adds what takes passes of its own
             (hessian_trace, relative_flatness, ...; needs y); or the names wanted. "sharpness" alone
-            takes a short pass, several times faster, without layers and inequalities.
+            takes a short pass, several times faster, without layers and inequalities; any without
+            "adaptive_sharpness" save what it costs, and Eq. 44, where the pass is exact.
         method: "exact", "sketch" (random directions, with standard errors as ``..._se``), or
             "auto": exact unless that is far dearer; a note says which and why.
         loss: its Gauss-Newton form is measured beside the paper's: ``gauss_newton_trace``,
@@ -232,9 +233,10 @@ def measure(
         "weight_norm": weight_norm,
     }
     short = plain and method != "sketch" and one_pass == ["sharpness"] and not own
-    look: Callable[..., Probe] = partial(probe_batches, run=partial(Pass, short=short))
+    kind: dict[str, Any] = {"short": short, "adaptive": "adaptive_sharpness" in one_pass}
+    look: Callable[..., Probe] = partial(probe_batches, run=partial(Pass, **kind))
     if method != "exact":
-        options |= {"directions": directions, "seed": seed, "rtol": rtol, "short": short}
+        options |= {"directions": directions, "seed": seed, "rtol": rtol, **kind}
         options |= {"auto": method == "auto", "budget": budget, "layer_top": 1}
         look = sketch_batches
     found: list[Any] = []

@@ -141,9 +141,10 @@ class Pass:
         root: Root | None = None,
         exact: bool = False,
         short: bool = False,
+        adaptive: bool = True,
     ) -> None:
         self.model, self.dtype, self.output, self.exact = model, dtype, output, exact
-        self.short = short  # sharpness alone
+        self.short, self.adaptive = short, adaptive  # sharpness alone; adaptive sharpness, too
         self.root, self.heads = root, True
         self.chunk, self.memory, self.at_once = chunk, memory, AT_ONCE
         self.named = list(model.named_parameters())
@@ -365,7 +366,8 @@ class Pass:
         layouts = self.layouts if inputs.n > 1 else [None] * len(forward.recorder.calls)
         forward.plain, forward.first = self.root is None, self.n
         forward.directions = self._directions(forward.f, inputs.n)
-        kind = partial(ShortProducts, at_once=self.at_once) if self.short else Products
+        full = partial(Products, adaptive=self.adaptive)
+        kind = partial(ShortProducts, at_once=self.at_once) if self.short else full
         return kind(forward, layouts, self.named, self.exact, self.buffers, self.heads)
 
     def _directions(self, f: Tensor, n: int) -> Tensor | None:

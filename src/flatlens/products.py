@@ -18,18 +18,10 @@ from flatlens.capture import Call, Graph, LinearMap, Lookup, Recorder
 from flatlens.errors import FlatlensError
 from flatlens.heads import Head, find_head
 from flatlens.inputs import check_finite
-from flatlens.layers import (
-    TINY,
-    Buffers,
-    Layout,
-    Positions,
-    split,
-    squares,
-    summed,
-    weight_gradient,
-)
+from flatlens.layers import TINY, Buffers, Layout, Positions, split, squares, summed
 from flatlens.norms import untied_norms
 from flatlens.spectra import singular_values, spectral_norm
+from flatlens.weights import WeightSums, squared_norm, weight_gradient
 
 WIDEST_CROSSED = 4096  # Eq. 37 needs a matrix of (input entries)^2; beyond this it is left out
 # As many products of as few samples of a dense network are asked for in batches of so many rows.
@@ -99,8 +91,10 @@ class Products:
         exact: bool,
         buffers: Buffers,
         heads: bool = True,
+        adaptive: bool = True,
     ) -> None:
         self.forward, self.f, self.named, self.exact = forward, forward.f, named, exact
+        self.adaptive = adaptive
         self.buffers = buffers
         self.B = len(self.f)
         self.graph = forward.graph
@@ -278,15 +272,21 @@ class Products:
         invariant: Tensor | None = None
         if first is not None and self.positions[first].dense:
             invariant, sums = self._first(first, rows)
+        unknown = self.f.new_full((self.B,), torch.nan, dtype=torch.float64)
         for group, owner in self.groups:
+            calls = [self.positions[i] for i in group]
             wanted = group == [first] and invariant is None
-            found = weight_gradient([self.positions[i] for i in group], wanted)
+            if self.adaptive:
+                found = weight_gradient(calls, wanted)
+            else:
+                found = WeightSums(squared_norm(calls), unknown, unknown)
             invariant = found.invariant if wanted else invariant
             by_call.update(dict.fromkeys(group, found[:2]))
             if owner is not None:
                 shares[owner] = found[:2]
         if first is not None and invariant is None:  # its weight is used elsewhere, too
-            invariant = weight_gradient([self.positions[first]], True).invariant
+            alone = [self.positions[first]]
+            invariant = weight_gradient(alone, True).invariant if self.adaptive else unknown
         if invariant is not None:
             columns["first", "invariant"] = invariant
         for i in range(len(self.calls)):
@@ -296,7 +296,7 @@ class Products:
         for name, _ in self.named:
             grad, adaptive = shares.get(name, (nothing, nothing))
             columns["parameter", name, "grad"] = grad
-            columns["parameter", name, "adaptive"] = adaptive
+            columns["parameter", name, "adaptive"] = adaptive if self.adaptive else unknown
         return Chunk(
             layers=[self._static(i) for i in range(len(self.calls))],
             paths=self.paths,
@@ -478,7 +478,7 @@ class Products:
             grad_bias = share(bias, [bias_rows])[0]
         values |= {
             "grad_weight": gradient[0],
-            "adaptive": gradient[1],
+            "adaptive": gradient[1] if self.adaptive else zeros + torch.nan,
             "grad_bias": grad_bias,
             "x_norm": split(call.x, positions.layout, self.B).flatten(1).double().norm(dim=1),
             "patch_min": patch_min,

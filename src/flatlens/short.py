@@ -6,24 +6,14 @@ its gradient is never formed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flatlens.layers import (
-    BLOCK_ENTRIES,
-    CANCELLED,
-    TINY,
-    Patches,
-    Positions,
-    Rows,
-    blocks,
-    split,
-    summed,
-)
+from flatlens.layers import TINY, Positions, split
 from flatlens.products import BATCHED_ROWS, Chunk, Key, Products
+from flatlens.weights import squared_norm
 
 AT_ONCE = 10  # products whose rows are kept together: more take memory and are no faster
 
@@ -134,40 +124,3 @@ def _norms(rows: Tensor) -> Tensor:
         if rows.dtype == torch.float64 or float(found.min()) >= TINY:
             return found
     return torch.linalg.vector_norm(rows.double(), dim=-1)
-
-
-def squared_norm(calls: list[Positions]) -> Tensor:
-    """||grad_W f||_F^2 of the weight that all calls share, all outputs together; [b], float64.
-
-    With J [N o, T] and u [i, T] the gradients are J u^T, and their squared norm is the sum of
-    (J^T J) * (u^T u) over pairs of positions. It is formed where that is cheaper, or where signed
-    terms cancel too far.
-    """
-    T = sum(c.T for c in calls)
-    rows, i = calls[0].J.shape[2], calls[0].u.shape[2]
-    route: Callable[[Rows, Patches], Tensor]
-    if T == 1:
-        route, entries = _outer, rows + i
-    elif T * (rows + i) < rows * i:
-        route, entries = _by_gram, T * (rows + i)
-    else:
-        route, entries = _by_forming, rows * i
-    block = max(1, BLOCK_ENTRIES // (calls[0].u.shape[1] * entries))
-    return torch.cat([route(*part) for part in blocks(calls, block)])
-
-
-def _outer(J: Rows, u: Patches) -> Tensor:
-    each = (t.square().sum((2, 3), dtype=torch.float64) for t in (J, u))
-    return torch.mul(*each).sum(1)
-
-
-def _by_gram(J: Rows, u: Patches) -> Tensor:
-    pairs = (J.mT @ J) * (u.mT @ u)
-    found = summed(pairs)
-    if bool((found < CANCELLED[u.dtype] * summed(pairs.diagonal(dim1=2, dim2=3))).any()):
-        return _by_forming(J, u)
-    return found
-
-
-def _by_forming(J: Rows, u: Patches) -> Tensor:
-    return summed((u @ J.mT).square_())

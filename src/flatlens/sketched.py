@@ -124,12 +124,14 @@ def sketch_batches(
     auto: bool = False,
     budget: float | None = None,
     short: bool = False,
+    adaptive: bool = True,
     **options: Any,
 ) -> Probe:
     """``sketch`` over batches of inputs, taken as they come.
 
     ``layer_top``: singular values of a layer, if not ``top``. ``auto``: exact where that is cheap
-    enough, or within ``budget`` seconds; a note says which. ``short``: sharpness alone, if exact.
+    enough, or within ``budget`` seconds; a note says which. ``short``: sharpness alone, if exact;
+    without ``adaptive`` no adaptive sharpness, if exact.
     """
     if directions < 2:
         raise FlatlensError(f"directions={directions} give no standard error; use 2 or more")
@@ -141,6 +143,7 @@ def sketch_batches(
     run = partial(
         SketchRun, directions=directions, seed=seed, rtol=rtol, top=top, tolerance=tolerance,
         layers=layers, layer_top=layer_top or top, auto=auto, budget=budget, short=short,
+        adaptive=adaptive,
     )  # fmt: skip
     return probe_batches(model, inputs, run=run, **options)
 
@@ -171,8 +174,9 @@ class SketchRun(Pass):
         auto: bool = False,
         budget: float | None = None,
         short: bool = False,
+        adaptive: bool = True,
     ) -> None:
-        super().__init__(model, dtype, output, chunk, memory, root, short=short)
+        super().__init__(model, dtype, output, chunk, memory, root, short=short, adaptive=adaptive)
         self.count, self.seed, self.rtol = directions, seed, rtol
         self.top, self.tolerance, self.spectra_of_layers = top, tolerance, layers
         self.layer_top = layer_top
@@ -205,6 +209,7 @@ class SketchRun(Pass):
         if self.auto and not (exact <= EXACT_ENOUGH and self.budget is None):
             self._choose(exact, solo)
         self.short &= self.exactly
+        self.adaptive |= not self.exactly
         return exact if self.exactly else KEPT
 
     def _choose(self, exact: int, solo: Forward) -> None:
