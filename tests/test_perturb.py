@@ -462,6 +462,7 @@ def test_samples_climb_alone_and_the_history_counts_passes():
     e = input_sensitivity_ascent(case.model, case.x, steps=5)
     assert [passes for passes, _ in e.history] == [2, 4, 6, 8, 10, 12]
     assert e.passes == 12
+    assert np.isnan(e.se)  # nothing tells how far the ascent is from its end
     np.testing.assert_array_equal(e.history[-1][1], e.samples)
     chunked = input_sensitivity_ascent(case.model, case.x, steps=5, chunk=4)
     np.testing.assert_allclose(chunked.samples, e.samples, rtol=1e-12)
@@ -482,6 +483,15 @@ def test_several_inputs_are_perturbed_together():
     W = torch.cat([net.a.weight, net.b.weight], 1).detach()
     e = input_sensitivity_ascent(net, x, steps=300)
     assert e.value == pytest.approx(float(torch.linalg.matrix_norm(W, 2)), rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["hessian_trace", "lambda_max", "normalized_sharpness"])
+def test_samples_that_change_one_another_are_fed_alone_if_asked(name):
+    net = Net(lambda s, x: s.fc(x - x.mean(0)), fc=nn.Linear(3, 2)).double()
+    x, y = torch.randn(4, 3).double(), torch.zeros(4, 2).double()
+    with pytest.raises(FlatlensError, match="chunk=1 measures each alone"):
+        fl.measure(net, x, y, quantities=[name])
+    assert np.isfinite(fl.measure(net, x, y, quantities=[name], chunk=1)[name])
 
 
 # -- relative flatness -----------------------------------------------------------------------------

@@ -33,9 +33,9 @@ class Estimate:
     """A number and how well it is known.
 
     ``se`` is its standard error, from ``dof`` + 1 independent values (a Student interval has that
-    many degrees of freedom); 0 where the number is exact up to rounding. ``converged`` is False
-    where a limit stopped the work before the accuracy asked for, and ``note`` says so: ``float``
-    then refuses, ``.value`` is still what was found.
+    many degrees of freedom); 0 where the number is exact up to rounding, NaN where nothing tells
+    it. ``converged`` is False where a limit stopped the work before the accuracy asked for, and
+    ``note`` says so: ``float`` then refuses, ``.value`` is still what was found.
     """
 
     value: float

@@ -90,7 +90,7 @@ def hessian_trace(
             s.products, s.sizes, s.like, directions=directions, rtol=rtol, limit=limit, seed=seed
         )
     if residual:
-        S = sharpness(_gauss_newton(model, x, get_loss(loss), output))
+        S = sharpness(_gauss_newton(model, x, get_loss(loss), output, chunk))
         return replace(found, residual=found.value - S)
     return found
 
@@ -129,12 +129,14 @@ def adaptive_sharpness_hessian(
             directions=directions, rtol=rtol, limit=limit, seed=seed,
         )  # fmt: skip
     if residual:
-        S = adaptive_sharpness(_gauss_newton(model, x, get_loss(loss), output))
+        S = adaptive_sharpness(_gauss_newton(model, x, get_loss(loss), output, chunk))
         return replace(found, residual=found.value - S)
     return found
 
 
-def _gauss_newton(model: nn.Module, x: Any, loss: Loss, output: Any) -> Probe:
+def _gauss_newton(
+    model: nn.Module, x: Any, loss: Loss, output: Any, chunk: int | None
+) -> Probe:
     """The probe of R^T f, R a root of the loss: its sharpness is the Gauss-Newton trace."""
     if isinstance(loss, Custom):
         raise FlatlensError(
@@ -143,7 +145,7 @@ def _gauss_newton(model: nn.Module, x: Any, loss: Loss, output: Any) -> Probe:
 
     root = None if loss.name == "half_squared" else lambda f, _: loss.root(f).mT
     inputs = (batch for batch, _ in batches(x))
-    options = {"chunk": None, "memory": None, "output": output, "weight_norm": "operator"}
+    options = {"chunk": chunk, "memory": None, "output": output, "weight_norm": "operator"}
     return probe_batches(model, inputs, root=root, **options)
 
 
@@ -284,6 +286,7 @@ def input_sensitivity_ascent(
     history = [torch.cat(r).numpy() for r in zip(*parts, strict=True)]
     return Estimate(
         float(history[-1].mean()),
+        float("nan"),  # how far the ascent is from its end is not known
         passes=2 + 2 * steps,
         samples=history[-1],
         history=[(2 + 2 * step, values) for step, values in enumerate(history)],
