@@ -661,6 +661,8 @@ def test_measurement_carries_the_errors():
     assert f"+- {m['sharpness_se']:.2g}" in str(m)
     assert m.probe.sketch.seed == 3
     assert m.to_dict()["sharpness_se"] == m["sharpness_se"] > 0
+    assert list(m.layers["sharpness_se"]) == [e["sharpness"] for e in m.probe.sketch.layer_errors]
+    assert "sharpness_se" not in fl.measure(case.model, case.x).layers
 
 
 def test_the_model_is_left_as_found():

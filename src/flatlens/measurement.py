@@ -52,10 +52,15 @@ class Measurement:
     def rows(self) -> list[dict[str, Any]]:
         """One dict per layer, in the order of the calls: its numbers and its own inequality.
 
-        Rows of one parameter (a module that is called again) each have all of its sharpness.
+        Rows of one parameter (a module that is called again) each have all of its sharpness. Those
+        of a sketch have standard errors, ``..._se``.
         """
         p = self.probe
-        return [{**layer_row(p, layer), **layer_bounds(p, layer)} for layer in p.layers]
+        errors = [{}] * len(p.layers) if p.sketch is None else p.sketch.layer_errors
+        return [
+            {**layer_row(p, q), **layer_bounds(p, q), **{f"{k}_se": v for k, v in e.items()}}
+            for q, e in zip(p.layers, errors, strict=True)
+        ]
 
     @cached_property
     def layers(self) -> pd.DataFrame:
