@@ -47,7 +47,7 @@ def weight_gradient(calls: list[Positions], invariant: bool = False) -> WeightSu
     pairs = T * (T + 1) // 2
     route: Callable[..., tuple[Tensor, ...]]
     if pairs * (1 + 18 * N / i + 35 / o) < N * (T + 24) and not invariant:
-        route, entries = _by_pairs, pairs * max(i, o)
+        route, entries = _by_pairs, max(pairs * max(i, o), N * T * o)
     else:
         route, entries = _by_forming, N * i * o
     block = max(1, BLOCK_ENTRIES // (g * entries))
