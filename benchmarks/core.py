@@ -8,9 +8,9 @@
 weight gradients over the same n samples, at the batch size that is fastest for it. **The lower
 limit** asks the same N backward passes for the layers' activations only; no exact method that
 backpropagates each output can beat it. Every repeat times all sides one after the other on the
-same weights, and a ratio is the median over repeats of the ratios within one repeat: what slows
-the machine down for a while slows both sides. Before each repeat every parameter moves a little,
-as it does in training, so no cache may answer from the weights of the repeat before.
+same network, and a ratio is the median over repeats of the ratios within one repeat: what slows
+the machine down for a while slows both sides. Before each call every parameter moves a little, as
+it does in training, so no cache may answer from the weights of the call before.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.experiments.models import MODELS, build
+from flatlens.metrics import METRICS
 
 BATCHES = (10, 20, 25, 50, 100)
 SLOW = 2.0  # seconds; longer calls scatter less and are repeated a third as often
+NOT_ADAPTIVE = [name for name in METRICS if name != "adaptive_sharpness"]
 ORACLE_SAMPLES = 10  # jacrev is slow, and linear in n: time a tenth
 Work = Callable[[], object]
 
@@ -119,8 +121,8 @@ def interleaved(model: nn.Module, sides: dict[str, Work], repeats: int) -> dict[
     times: dict[str, list[float]] = {name: [] for name in sides}
     order = list(sides)
     for _ in range(repeats):
-        nudge(model, generator)
         for name in order:
+            nudge(model, generator)
             times[name].append(seconds(sides[name]))
         order = order[1:] + order[:1]
     return times
@@ -151,6 +153,7 @@ def cost(name: str, options: argparse.Namespace) -> dict[str, Any]:
     sides: dict[str, Work] = {
         "floor": lambda: floor(model, x, batch),
         "measure": lambda: fl.measure(model, x),
+        "not_adaptive": lambda: fl.measure(model, x, quantities=NOT_ADAPTIVE),
         "measure_best_chunk": lambda: fl.measure(model, x, chunk=chunk),
         "lower_limit": lambda: lower_limit(model, x, limit),
     }
@@ -215,16 +218,20 @@ def memory(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def cost_table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    yield "| model | parameters | floor | measure / floor | at best chunk | lower limit / floor |"
-    yield "|---|--:|--:|--:|--:|--:|"
+    yield (
+        "| model | parameters | floor | measure / floor | at best chunk "
+        "| without adaptive sharpness | lower limit / floor |"
+    )
+    yield "|---|--:|--:|--:|--:|--:|--:|"
     for row in rows:
         ms = 1000 * median(row["times"]["floor"])
         low, mid, high = row["ratios"]["measure"]
-        best, limit = row["ratios"]["measure_best_chunk"][1], row["ratios"]["lower_limit"][1]
+        others = ("measure_best_chunk", "not_adaptive", "lower_limit")
+        best, rest, limit = (row["ratios"][side][1] for side in others)
         yield (
             f"| {row['model']} | {row['parameters']:,} | {ms:.0f} ms (batch {row['floor_batch']}) "
             f"| **{mid:.2f}** ({low:.2f} to {high:.2f}) | {best:.2f} (chunk {row['best_chunk']}) "
-            f"| {limit:.2f} (batch {row['lower_limit_batch']}) |"
+            f"| {rest:.2f} | {limit:.2f} (batch {row['lower_limit_batch']}) |"
         )
     for row in rows:
         if "jacrev_over_measure" in row:
