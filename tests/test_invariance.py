@@ -5,6 +5,7 @@ Each test names the quantities that stay; the negative control names some that g
 
 import copy
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -243,3 +244,15 @@ def test_rescaling_moves_each_layer_as_derived(make):
 def test_control_rescaling_two_tanh_layers_changes_the_function(make):
     net, x = case(make, activation=nn.Tanh)
     assert_different(fl.measure(rescale(net, 3.0), x), fl.measure(net, x), FUNCTION)
+
+
+def test_measurements_side_by_side_share_no_memory():
+    """Small buffers are left to the next measurement: to one of them."""
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 5)).double() for _ in range(6)]
+    x = torch.randn(40, 9, dtype=torch.float64)
+    alone = [fl.measure(net, x, chunk=7).values for net in nets]
+    with ThreadPoolExecutor(len(nets)) as pool:
+        for _ in range(5):
+            together = list(pool.map(lambda net: fl.measure(net, x, chunk=7).values, nets))
+            assert together == alone

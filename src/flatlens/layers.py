@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -30,6 +31,8 @@ from flatlens.spectra import rank_tolerance
 # Per-sample gradients of one layer are formed in blocks of about this many entries: what is written
 # must still be in the cache when it is squared (one block of all samples is three times slower).
 BLOCK_ENTRIES = 1 << 20
+HUGE = 4 << 20  # bytes from which numpy asks for huge pages
+MOST_LEFT = 32 << 20  # bytes of buffers that stay between measurements
 TINY = 1e-8  # below this a derivative is squared in float64: in float32 its square may vanish
 
 
@@ -125,16 +128,29 @@ class Buffers:
     """Large tensors that are filled anew for each chunk; new ones would cost more than that.
 
     On the CPU numpy allocates them: it asks for huge pages, and the first touch of 64 MiB takes 10
-    ms where torch's takes 38.
+    ms where torch's takes 38. Those too small for that are left to the next measurement: where the
+    allocator has given them back to the system, touching them again is a sixth of the MLP's time.
     """
 
+    _left: ClassVar[list[dict[Hashable, Tensor]]] = []
+
     def __init__(self) -> None:
-        self._kept: dict[Hashable, Tensor] = {}
+        try:
+            self._kept = self._left.pop()  # in one step, for threads may measure side by side
+        except IndexError:
+            self._kept = {}
+
+    def leave(self) -> None:
+        """Keep the small ones for the next."""
+        small = {k: t for k, t in self._kept.items() if t.device.type == "cpu" and t.nbytes < HUGE}
+        if sum(t.nbytes for t in small.values()) <= MOST_LEFT:
+            self._left[:] = [small]
 
     def get(self, key: Hashable, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """An uninitialised tensor of ``shape``, the same memory for the same key."""
         size, kept = prod(shape), self._kept.get(key)
-        if kept is None or kept.numel() < size or kept.dtype != like.dtype:
+        fits = kept is not None and kept.numel() >= size
+        if kept is None or not fits or (kept.dtype, kept.device) != (like.dtype, like.device):
             if like.device.type == "cpu":
                 need = size * like.element_size()
                 whole = np.empty(need + 64, np.uint8)

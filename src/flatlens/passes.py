@@ -440,6 +440,7 @@ class Pass:
         """One Probe from all chunks."""
         if not self.chunks:
             raise FlatlensError("there are no samples (n = 0); give at least one")
+        self.buffers.leave()
         first, arrays = self.chunks[0], self._unpacked()
         if self.short:
             unknown = np.full(self.n, np.nan)

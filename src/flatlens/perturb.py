@@ -134,9 +134,7 @@ def adaptive_sharpness_hessian(
     return found
 
 
-def _gauss_newton(
-    model: nn.Module, x: Any, loss: Loss, output: Any, chunk: int | None
-) -> Probe:
+def _gauss_newton(model: nn.Module, x: Any, loss: Loss, output: Any, chunk: int | None) -> Probe:
     """The probe of R^T f, R a root of the loss: its sharpness is the Gauss-Newton trace."""
     if isinstance(loss, Custom):
         raise FlatlensError(

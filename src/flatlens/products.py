@@ -433,7 +433,9 @@ class Products:
 
     def _input(self, rows: dict[int, Tensor]) -> dict[str, Tensor]:
         A = beside([rows[k] for k in self.inputs])
-        self.input_power = A.square().sum(1)
+        self.input_power = A[:, 0].square()
+        for v in range(1, A.shape[1]):
+            self.input_power.addcmul_(A[:, v], A[:, v])
         x2 = beside([t.detach().flatten(1) for t in self.forward.fed]).double().square()
         self.input_spectrum = self._spectrum(A)
         return {
