@@ -206,7 +206,8 @@ class Rows:
     ) -> Inequality:
         """lhs <= rhs in plain numbers; a lhs that is a difference has rounding of its ``scale``."""
         if np.isnan(lhs) or np.isnan(rhs):
-            return self.missing(name, equation, UNKNOWN)
+            why = NOT_ADAPTIVE if self.p.sketch is None else UNKNOWN
+            return self.missing(name, equation, why)
         slack = rhs / lhs if lhs > 0 else (1.0 if rhs == lhs else np.inf)
         holds = bool(lhs <= rhs * (1 + self.tolerance) + self.tolerance * scale + 1e-300)
         return Inequality(
@@ -445,8 +446,6 @@ class Rows:
             return self.no_first(name, equation)
         lhs = input_invariant_mls(self.p) / self.first.out_features
         rhs = adaptive_sharpness(self.p)
-        if np.isnan(rhs):
-            return self.missing(name, equation, NOT_ADAPTIVE)
         return self.row(name, equation, lhs, rhs, self.first_reason(*PAPER), DENSE_FIRST)
 
     def eq44_shared(self) -> Inequality:
@@ -454,8 +453,6 @@ class Rows:
         if self.first is None or self.p.first is None:
             return self.no_first(name, equation)
         lhs = float(self.p.first.invariant.mean()) / self.first.out_features
-        if np.isnan(self.first.adaptive).all():
-            return self.missing(name, equation, NOT_ADAPTIVE)
         reason = why_not_leaf(self.p, self.first)
         why = "the first layer's weight is a trainable parameter used once"
         return self.row(name, equation, lhs, float(self.first.adaptive.mean()), reason, why)

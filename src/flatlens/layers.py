@@ -148,9 +148,8 @@ class Buffers:
 
     def get(self, key: Hashable, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """An uninitialised tensor of ``shape``, the same memory for the same key."""
-        size, kept = prod(shape), self._kept.get(key)
-        fits = kept is not None and kept.numel() >= size
-        if kept is None or not fits or (kept.dtype, kept.device) != (like.dtype, like.device):
+        size, kind, kept = prod(shape), (like.dtype, like.device), self._kept.get(key)
+        if kept is None or kept.numel() < size or (kept.dtype, kept.device) != kind:
             if like.device.type == "cpu":
                 need = size * like.element_size()
                 whole = np.empty(need + 64, np.uint8)

@@ -270,8 +270,9 @@ def measure(
     if y is not None:
         values |= loss_and_accuracy(p, gathered(torch.as_tensor(y)) if distributed else y, of)
     for name in own:
-        own_options = {"loss": of, "output": output, "seed": seed, "rtol": rtol, "chunk": chunk}
-        values |= perturbed(name, model, x, y, **own_options)
+        values |= perturbed(
+            name, model, x, y, loss=of, output=output, seed=seed, rtol=rtol, chunk=chunk
+        )
     return Measurement(p, values, bounds(p) if p.layers else Bounds(), aware)
 
 

@@ -296,7 +296,9 @@ class Products:
         for name, _ in self.named:
             grad, adaptive = shares.get(name, (nothing, nothing))
             columns["parameter", name, "grad"] = grad
-            columns["parameter", name, "adaptive"] = adaptive if self.adaptive else unknown
+            columns["parameter", name, "adaptive"] = adaptive
+        if not self.adaptive:  # of some parameters it is known, of the network it is not
+            columns |= {key: unknown for key in columns if key[-1] == "adaptive"}
         return Chunk(
             layers=[self._static(i) for i in range(len(self.calls))],
             paths=self.paths,
@@ -480,7 +482,7 @@ class Products:
             grad_bias = share(bias, [bias_rows])[0]
         values |= {
             "grad_weight": gradient[0],
-            "adaptive": gradient[1] if self.adaptive else zeros + torch.nan,
+            "adaptive": gradient[1],
             "grad_bias": grad_bias,
             "x_norm": split(call.x, positions.layout, self.B).flatten(1).double().norm(dim=1),
             "patch_min": patch_min,

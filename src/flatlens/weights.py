@@ -72,8 +72,7 @@ def blocks(calls: list[Positions], block: int) -> Iterator[tuple[Rows, Patches]]
 def _by_outer(call: Positions, W: Weight) -> WeightSums:
     u2 = call.u.squeeze(-1).square()
     adaptive = call.power * torch.einsum("goi,bgi->bgo", W.square(), u2)
-    plain = call.power.sum(-1) * u2.sum(-1)
-    return WeightSums(plain.sum(1, dtype=torch.float64), summed(adaptive))
+    return WeightSums(squared_norm([call]), summed(adaptive))
 
 
 def _by_forming(J: Rows, u: Patches, W: Weight, W2: Weight, invariant: bool) -> tuple[Tensor, ...]:
@@ -105,9 +104,9 @@ def _by_pairs(J: Rows, u: Patches, W: Weight, W2: Weight, _: bool) -> tuple[Tens
     rows = J.unflatten(2, (-1, o)).permute(1, 4, 0, 2, 3)  # [g, T, b, N, o]
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     several = rows.split(max(1, BLOCK_ENTRIES // (g * T * b * o)), 3)
-    ends = torch.arange(T, 0, -1).cumsum(0).tolist()
-    for t, end in enumerate(ends):  # a position with itself and all later ones
-        pairs = slice(end - (T - t), end)
+    end = 0
+    for t in range(T):  # a position with itself and all later ones
+        pairs = slice(end, end := end + T - t)
         torch.mul(patch[:, t : t + 1], patch[:, t:], out=uu[:, pairs])
         for some in several:
             JJ[:, pairs] += (some[:, t : t + 1] * some[:, t:]).sum(3)

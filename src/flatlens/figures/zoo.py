@@ -88,12 +88,13 @@ def claims(df: pd.DataFrame) -> dict[str, dict[str, Any]]:
     mobile, fast = (
         np.array([c.startswith(name) for c in classes]) for name in ("mobilevit", "fastvit")
     )
+    at_left, at_right = (mobile & upper & left).sum(), (fast & ~upper & ~left).sum()
     verdict: Verdict = "inconclusive"
     if mobile.any() and fast.sum() > 1:
-        corner = int((fast & ~upper & ~left).sum()) > 1
-        verdict = "supported" if corner and bool((upper & left)[mobile].all()) else "not supported"
-    found = f"{(mobile & upper & left).sum()} of {mobile.sum()} MobileViT upper left, "
-    found += f"{(fast & ~upper & ~left).sum()} of {fast.sum()} FastViT lower right"
+        there = at_left == mobile.sum() and at_right > 1
+        verdict = "supported" if there else "not supported"
+    found = f"{at_left} of {mobile.sum()} MobileViT upper left, "
+    found += f"{at_right} of {fast.sum()} FastViT lower right"
     rho = f"Spearman's rho {number(e.value)} [{number(e.low)}, {number(e.high)}] over classes"
     return {
         "V1": {
