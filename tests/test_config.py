@@ -33,6 +33,7 @@ BAD = {
     "quantities": [[], 3, ["mls", 3]],
     "evaluate": [0],
     "checkpoint_every": [0],
+    "snapshots": ["yes", 1],
     "device": [0],
     "dtype": ["float16"],
     "threads": [0, 10**6],

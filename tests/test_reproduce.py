@@ -81,7 +81,10 @@ def test_the_long_arm_sees_all_images():
 @pytest.mark.parametrize("name", FIGURES)
 def test_curves_have_enough_records(name, scale):
     recipe = recipes()[name]
-    if any(d.draw == "trends" for d in recipe.figures.values()):
+    if scale not in recipe.scales:
+        with pytest.raises(FlatlensError, match=f"has no scale {scale}"):
+            recipe.configs(scale)
+    elif any(d.draw == "trends" for d in recipe.figures.values()):
         longest = max(recipe.configs(scale), key=lambda c: len(due_steps(c.measure, c.steps)))
         assert len(due_steps(longest.measure, longest.steps)) >= (4 if scale == "smoke" else 30)
 

@@ -494,3 +494,18 @@ def test_help_shows_an_example_and_every_field(capsys):
     told = capsys.readouterr().out
     assert "flatlens train" in told.split("Example")[1]
     assert all(f"--{name.replace('_', '-')}" in told for name in Config().to_dict())
+
+
+def test_snapshots_hold_the_weights_of_every_record(tmp_path: Path) -> None:
+    config = replace(SMALL, snapshots=True)
+    train(config, tmp_path / "a")
+    train(SMALL, tmp_path / "b")
+    records = [(tmp_path / run / "records.jsonl").read_bytes() for run in "ab"]
+    assert records[0] == records[1]
+    assert config.name == SMALL.name
+    steps = [json.loads(line)["step"] for line in records[0].splitlines()]
+    files = sorted((tmp_path / "a" / "snapshots").iterdir())
+    assert [int(file.stem) for file in files] == steps
+    last, checkpoint = load_file(files[-1]), load_file(tmp_path / "a" / "checkpoint.safetensors")
+    assert all(torch.equal(value, checkpoint[f"network.{key}"]) for key, value in last.items())
+    assert not (tmp_path / "b" / "snapshots").exists()

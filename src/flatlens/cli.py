@@ -319,7 +319,7 @@ def sweep(
 )
 def reproduce(
     *names: str,
-    scale: Literal["smoke", "desk", "paper"] = "desk",
+    scale: Literal["smoke", "desk", "night", "paper"] = "desk",
     out: Path = Path("reproduction"),
     workers: Positive | None = None,
     engine: Literal["local", "dask"] = "local",

@@ -22,7 +22,7 @@ LOSSES = ("mean_squared", "half_squared", "cross_entropy")
 OPTIMIZERS = ("sgd", "momentum", "adam", "sam", "asam")
 DTYPES = ("float32", "float64")
 RHO = {"sam": 0.05, "asam": 0.5}  # the radii that the two papers recommend
-FREE = ("checkpoint_every",)  # fields that change no record
+FREE = ("checkpoint_every", "snapshots")  # fields that change no record
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,9 @@ class Config:
         Losses and accuracies over the first so many training and test samples. By default all.
     checkpoint_every
         Steps between checkpoints; a killed run goes on from the last one.
+    snapshots
+        Keep the weights of every record as snapshots/STEP.safetensors in the run's folder, so
+        that other quantities can be measured later without training again.
     device
         Where to compute: cpu, cuda, cuda:1, mps.
     dtype
@@ -103,6 +106,7 @@ class Config:
     quantities: str | Sequence[str] = "default"
     evaluate: int | None = None
     checkpoint_every: int = 1_000
+    snapshots: bool = False
     device: str = "cpu"
     dtype: str = "float32"
     threads: int = 1
@@ -254,6 +258,12 @@ def _integer(least: int, most: int = 2**63 - 1) -> Plain:  # what torch can coun
     return plain
 
 
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        _refuse(name, value, "true or false")
+    return value
+
+
 def _integers(name: str, value: Any) -> tuple[int, ...]:
     if isinstance(value, str) or not isinstance(value, Collection) or not len(value):
         _refuse(name, value, "a list of whole numbers")
@@ -335,6 +345,7 @@ PLAIN: dict[str, Plain] = {
     "quantities": _quantities,
     "evaluate": _or_none(_integer(least=1)),
     "checkpoint_every": _integer(least=1),
+    "snapshots": _flag,
     "device": _text,
     "dtype": _one_of(*DTYPES),
     "threads": _integer(least=1, most=4_096),

@@ -16,7 +16,7 @@ from flatlens.experiments.config import Config
 from flatlens.experiments.sweep import cells
 
 ORDER = ("mlp", "lenet", "vgg", "d3")  # cheapest first
-SCALES = ("smoke", "desk", "paper")
+SCALES = ("smoke", "desk", "night", "paper")
 ALONE = ("d3",)  # not part of "all"
 
 
@@ -43,6 +43,10 @@ class Recipe:
 
     def sweep(self, scale: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Base and grids, as `sweep` takes them: all configurations of a seed before the next."""
+        if scale not in self.scales:
+            raise FlatlensError(
+                f"The recipe {self.name} has no scale {scale}; use {', '.join(self.scales)}."
+            )
         settings = dict(self.scales[scale])
         seeds = settings.pop("seeds")
         followed = settings.pop("followed", seeds)
@@ -70,7 +74,7 @@ def _read(name: str) -> Recipe:
     source = resources.files("flatlens.experiments") / "recipes" / f"{name}.toml"
     content = tomllib.loads(source.read_text(encoding="utf-8"))
     figures = {key: Drawing(key, **table) for key, table in content["figures"].items()}
-    scales = {scale: content[scale] for scale in SCALES}
+    scales = {scale: content[scale] for scale in SCALES if scale in content}
     return Recipe(name, content["base"], content["grid"], scales, figures)
 
 

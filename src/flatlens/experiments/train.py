@@ -81,19 +81,26 @@ def _go(
     if start is None:
         start = 0
         if 0 in due:
-            run.append(state.record(0))
+            _measure(state, run, 0)
     order = batches(len(state.train.x), config.batch_size, config.seed, start, config.device)
     step_once = _step(state)
     for step, index in zip(range(start + 1, config.steps + 1), order, strict=False):
         loss = step_once(index)
         if step in due:
-            run.append(state.record(step))
+            _measure(state, run, step)
         stop = interrupted.is_set()
         if step % config.checkpoint_every == 0 or step == config.steps or stop:
             run.checkpoint(state.tensors(), {"step": step})
         if stop:
             raise KeyboardInterrupt
         show(step, loss, run.records)
+
+
+def _measure(state: _State, run: Run, step: int) -> None:
+    """Append the record of one step; the snapshot comes first, so every record has its weights."""
+    if state.config.snapshots:
+        run.snapshot(step, state.network.state_dict())
+    run.append(state.record(step))
 
 
 def batches(

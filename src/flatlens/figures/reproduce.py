@@ -142,7 +142,8 @@ def found(out: Path, scale: str, problems: list[str] | None = None) -> Frames:
     frames = {}
     damaged: list[str] = []
     for recipe in recipes().values():
-        if not any(_folder(recipe, out).glob("*/records.jsonl")):
+        begun = any(_folder(recipe, out).glob("*/records.jsonl"))
+        if not begun or scale not in recipe.scales:
             continue
         frame = read_runs(_folder(recipe, out), damaged=damaged)
         frame = frame[frame["run"].isin([config.name for config in recipe.configs(scale)])]

@@ -5,6 +5,7 @@
 | `config.json`            | `config` (which run it is) and `provenance` (how it was made)     |
 | `records.jsonl`          | one measurement a line, appended and written through to the disk  |
 | `checkpoint.safetensors` | tensors to go on from, and how many records were there by then    |
+| `snapshots/`             | the weights of every record, where the config asks for them       |
 | `done`                   | there when the run is finished                                    |
 | `lock`                   | held by the writing process; the system frees it when that ends   |
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CONFIG, RECORDS, CHECKPOINT = "config.json", "records.jsonl", "checkpoint.safetensors"
+SNAPSHOTS = "snapshots"
 NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 Record = dict[str, Any]
@@ -203,11 +205,18 @@ class Run:
             told = json.dumps({"records": len(self.records), "meta": dict(meta)})
         except (TypeError, ValueError) as error:
             raise FlatlensError(f"The meta of {path} is not plain JSON: {error}.") from None
-        # clones: safetensors refuses tensors that share memory, as tied weights do
-        copies = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-        data = save(copies, {"flatlens": told})  # one entry: of several the order is not fixed
+        data = save(_unshared(tensors), {"flatlens": told})  # one entry: several vary in order
         with _told("write", path):
             _write_whole(path, data)
+
+    def snapshot(self, step: int, tensors: Mapping[str, Tensor]) -> Path:
+        """Write the weights of one step to ``snapshots/STEP.safetensors``, at one instant."""
+        self._check_open()
+        path = self.folder / SNAPSHOTS / f"{step:08d}.safetensors"
+        with _told("write", path):
+            path.parent.mkdir(exist_ok=True)
+            _write_whole(path, save(_unshared(tensors), {"flatlens": json.dumps({"step": step})}))
+        return path
 
     def restore(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The last checkpoint (tensors on the CPU, meta), or None; later records are cut off.
@@ -365,6 +374,11 @@ def _write_all(file: int, data: bytes, offset: int) -> None:
     while data:
         written = os.pwrite(file, data, offset)
         data, offset = data[written:], offset + written
+
+
+def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors to the CPU; safetensors refuses tensors that share memory, as tied ones do."""
+    return {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
 
 
 def _write_whole(path: Path, data: bytes) -> None:
