@@ -23,6 +23,8 @@ def listing(scale: str, workers: int | None = None) -> list[list[str]]:
     workers = workers or cpu_count()
     rows = [["recipe", "figures", "networks", "steps", "records", f"time, {workers} workers"]]
     for recipe in recipes().values():
+        if scale not in recipe.scales:
+            continue
         configs = recipe.configs(scale)
         due = sum(len(due_steps(c.measure, c.steps)) for c in configs)
         try:
