@@ -202,6 +202,10 @@ class Pass:
                 "the network calls other layers for other samples; measure samples that take the "
                 "same path together"
             )
+        for layer, before in zip(
+            chunk.layers, self.chunks[0].layers if self.chunks else chunk.layers, strict=True
+        ):
+            self._check_same_weight(layer.map, before.map)
         grads = [chunk.columns["parameter", name, "grad"] for name, _ in self.named]
         if grads:
             check_finite(torch.stack(grads, 1), self.n, "gradient")
@@ -214,6 +218,21 @@ class Pass:
         self.n += len(block)
         chunk.columns, chunk.sums = {}, {}
         self.chunks.append(chunk)
+
+    def _check_same_weight(self, layer: LinearMap, before: LinearMap) -> None:
+        """Refuse samples that use different weights: one norm would not bound all of them."""
+        weight, other = layer.weight, before.weight
+        if weight is other or (
+            weight.requires_grad == other.requires_grad
+            and {id(weight), id(other)}.isdisjoint(self.known)
+            and torch.equal(weight, other)
+        ):
+            return
+        raise FlatlensError(
+            f"some samples use the weight of {self._name(layer)} where others use "
+            f"{self._name(before)} or other values of it (routing, experts, or weights computed "
+            "from the sample); measure samples that use the same weights together"
+        )
 
     # -- trial runs ------------------------------------------------------------------------------
 
