@@ -33,8 +33,8 @@ import torch
 from torch import Tensor, nn
 
 import flatlens as fl
-from flatlens.experiments.models import MODELS, build
 from flatlens.metrics import METRICS
+from flatlens.training.networks import MODELS, build
 
 BATCHES = (10, 20, 25, 50, 100)
 SLOW = 2.0  # seconds; longer calls scatter less and are repeated a third as often

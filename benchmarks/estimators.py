@@ -37,14 +37,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flatlens as fl
-from flatlens.experiments.data import load
-from flatlens.experiments.models import build
-from flatlens.inputs import Inputs
-from flatlens.lanczos import top_singular
-from flatlens.passes import probe_batches
+from flatlens.algebra.lanczos import top_singular
+from flatlens.capture.inputs import Inputs
+from flatlens.data.datasets import load
+from flatlens.passes.exact import probe_batches
+from flatlens.passes.products import Key
+from flatlens.passes.sketch import SketchRun
 from flatlens.perturb import input_sensitivity_ascent
-from flatlens.products import Key
-from flatlens.sketched import SketchRun
+from flatlens.training.networks import build
 
 BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#777777"
 BATCH, TRAIN = 20, 1_000

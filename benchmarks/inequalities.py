@@ -38,9 +38,9 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from torch import Tensor, nn
 
 import flatlens as fl
-from flatlens.experiments.data import Data, load
-from flatlens.experiments.files import replacing
-from flatlens.experiments.models import build
+from flatlens.data.datasets import Data, load
+from flatlens.runs.files import replacing
+from flatlens.training.networks import build
 
 LR, BATCH, TRAIN, SAMPLES = 0.2, 20, 1_000, 100
 COARSE, FINE = (1, 2, 5), (1, 1.5, 2, 3, 5, 7)  # measured below and from step 100, times 10^k

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import flatlens as fl
-from flatlens.experiments.models import build
+from flatlens.training.networks import build
 
 Sum = Callable[[Tensor], Any]  # S of each sample of a batch, or their sum
 Exact = Callable[[Tensor, int], Any]  # (x, samples at a time)

@@ -32,8 +32,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flatlens as fl
-from flatlens.experiments.models import build
 from flatlens.track import Tracker, every
+from flatlens.training.networks import build
 
 MODELS = ("mlp", "lenet", "vgg")  # those of the paper's experiments
 Tracking = Callable[..., object]

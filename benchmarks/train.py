@@ -27,9 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from flatlens.experiments import train
-from flatlens.experiments.config import Config
-from flatlens.experiments.models import build
+from flatlens.training import train
+from flatlens.training.config import Config
+from flatlens.training.networks import build
 
 SAMPLES = 2_000
 STEPS = {"mlp": 300, "lenet": 200, "vgg": 60}  # about a second each

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 import flatlens as fl
-from flatlens.experiments.timm_models import family, timm, uncached
+from flatlens.training.timm_models import family, timm, uncached
 
 OUTPUTS, DIRECTIONS = 8, 4
 SIZES = (32, 48, 64, 96, 128, 160, 192, 224, 240, 256)

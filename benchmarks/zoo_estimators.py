@@ -22,14 +22,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flatlens as fl
-from flatlens.experiments.timm_models import build, transform
-from flatlens.experiments.zoo import _picture, choose
-from flatlens.lanczos import top_singular
+from flatlens.algebra.lanczos import top_singular
 from flatlens.perturb import (
     adaptive_sharpness_hessian,
     adaptive_sharpness_sampled,
     input_sensitivity_ascent,
 )
+from flatlens.training.timm_models import build, transform
+from flatlens.zoo.zoo import _picture, choose
 
 STEPS = (2, 4, 8, 16, 30)
 OUTPUT = torch.sigmoid

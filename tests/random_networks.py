@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
-from zoo import Case, Net, shaken
+from traps import Case, Net, shaken
 
 ACTIVATIONS: list[Callable[[], nn.Module]] = [
     nn.Identity,

@@ -12,7 +12,7 @@ from oracle_bounds import oracle_bounds
 from oracles import oracle
 from random_networks import FAMILIES, random_network
 from torch import nn
-from zoo import ZOO, Case
+from traps import ZOO, Case
 
 import flatlens as fl
 

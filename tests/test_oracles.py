@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from oracles import kernel_matrices, oracle, sample_calls, sharing_format
 from torch import nn
-from zoo import ZOO
+from traps import ZOO
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch about even kernels
 

@@ -18,7 +18,19 @@ PACKAGE = ROOT / "src" / "flatlens"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # a file may import from its own group and from those before it; all that is not named is core
-ORDER = ("core", "track", "experiments", "figures", "report", "cli")
+ORDER = (
+    "core",
+    "runs",
+    "track",
+    "data",
+    "training",
+    "zoo",
+    "analysis",
+    "figures",
+    "reproduction",
+    "report",
+    "cli",
+)
 PIN = re.compile(r"([A-Za-z0-9][\w.-]*)==(\d[\w.]*)")
 
 
@@ -74,7 +86,7 @@ def test_imports_go_one_way(file):
 
 
 def test_the_check_of_imports_can_fail(tmp_path):
-    (tmp_path / "core.py").write_text("def f():\n    from flatlens.experiments import data\n")
+    (tmp_path / "core.py").write_text("def f():\n    from flatlens.data import load\n")
     (parts,) = imported(tmp_path / "core.py")
     assert group(parts) > group(("core",))
 
@@ -107,6 +119,12 @@ def test_constraints_pin_every_declared_dependency():
     declared = project["dependencies"] + [need for extra in extras.values() for need in extra]
     names = {normal(re.split(r"[\[<>=!~; ]", need)[0]) for need in declared} - {"flatlens"}
     assert names <= pins().keys()
+
+
+def test_the_old_home_of_the_data_warns():
+    with pytest.warns(DeprecationWarning, match=r"now flatlens\.data"):
+        old = import_module("flatlens.experiments.data")
+    assert old.load is import_module("flatlens.data").load
 
 
 def test_lazy_names_are_what_the_type_checker_sees():

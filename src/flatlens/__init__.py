@@ -11,8 +11,7 @@ from flatlens.errors import FlatlensError
 
 if TYPE_CHECKING:
     from flatlens import figures, perturb
-    from flatlens.estimates import Estimate
-    from flatlens.experiments.sweep import sweep
+    from flatlens.algebra.traces import Estimate
     from flatlens.inequalities import Bounds, Inequality, bounds
     from flatlens.measurement import Measurement, measure
     from flatlens.metrics import (
@@ -31,10 +30,12 @@ if TYPE_CHECKING:
         volume,
         weighted_nmls,
     )
-    from flatlens.passes import probe
+    from flatlens.passes.exact import probe
+    from flatlens.passes.sketch import sketch
     from flatlens.probes import InputProbe, LayerProbe, ParameterProbe, Probe, Sketch
-    from flatlens.sketched import sketch
-    from flatlens.track import Run, Tracker, at, every, log_spaced, on_interpolation, read_runs
+    from flatlens.runs import Run, read_runs
+    from flatlens.track import Tracker, at, every, log_spaced, on_interpolation
+    from flatlens.training.sweep import sweep
 
 __version__ = "0.1.0"
 
@@ -79,25 +80,35 @@ __all__ = [
     "weighted_nmls",
 ]
 
-FOLDERS = ("figures", "perturb")
-MODULES = (
-    *("inequalities", "measurement", "metrics", "passes", "probes", "sketched"),
-    *("estimates", "track", "experiments.sweep"),
-)
+# The module that holds each name. A name is imported when it is first used: torch takes a second,
+# and ``flatlens --help`` must not wait for it.
+_HOMES = {
+    "algebra.traces": ("Estimate",),
+    "inequalities": ("Bounds", "Inequality", "bounds"),
+    "measurement": ("Measurement", "measure"),
+    "metrics": (
+        *("sharpness", "sharpness_untied", "adaptive_sharpness", "matrix_normalized_sharpness"),
+        *("mls", "nmls", "nmls_through", "weighted_nmls", "normalized_mls", "input_invariant_mls"),
+        *("volume", "log_volume", "network_volume", "local_dimension"),
+    ),
+    "passes.exact": ("probe",),
+    "passes.sketch": ("sketch",),
+    "probes": ("InputProbe", "LayerProbe", "ParameterProbe", "Probe", "Sketch"),
+    "runs": ("Run", "read_runs"),
+    "track": ("Tracker", "at", "every", "log_spaced", "on_interpolation"),
+    "training.sweep": ("sweep",),
+}
+_FOLDERS = ("figures", "perturb")
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a name when it is first used: torch takes a second, ``flatlens --help`` must not."""
-    if name not in __all__:
-        raise AttributeError(f"module 'flatlens' has no attribute {name!r}")
-    if name in FOLDERS:
+    if name in _FOLDERS:
         return import_module(f"flatlens.{name}")
-    for module in MODULES:
-        found = getattr(import_module(f"flatlens.{module}"), name, None)
-        if found is not None:
-            globals()[name] = found
-            return found
-    raise AttributeError(name)
+    for module, names in _HOMES.items():
+        if name in names:
+            globals()[name] = getattr(import_module(f"flatlens.{module}"), name)
+            return globals()[name]
+    raise AttributeError(f"module 'flatlens' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flatlens.capture.inputs import Inputs, batches, kept
 from flatlens.errors import FlatlensError
-from flatlens.inequalities import Bounds, bounds, layer_bounds
-from flatlens.inputs import Inputs, batches, kept
+from flatlens.inequalities.table import Bounds, bounds, layer_bounds
 from flatlens.losses import Custom, Loss, get_loss, targets
 from flatlens.merging import gathered, needs_group
 from flatlens.metrics import METRICS, Metric, layer_row
-from flatlens.passes import Pass, Root, probe_batches
+from flatlens.passes.exact import Pass, Root, probe_batches
+from flatlens.passes.sketch import check_arguments, sketch_batches
 from flatlens.probes import Array, Probe
-from flatlens.sketched import check_arguments, sketch_batches
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flatlens.errors import FlatlensError
-from flatlens.passes import PATHS
+from flatlens.passes.exact import PATHS
 from flatlens.probes import FirstLayerProbe, ParameterProbe, Probe, Sketch
 
 T = TypeVar("T")

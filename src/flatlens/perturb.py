@@ -28,14 +28,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from flatlens.algebra.traces import LIMIT, Estimate, top_eigenvalue, trace
+from flatlens.capture.inputs import Inputs, batches, kept
+from flatlens.curvature.hessians import Network, network, surface
+from flatlens.curvature.layerwise import normalized_sharpness, relative_flatness
 from flatlens.errors import FlatlensError
-from flatlens.estimates import LIMIT, Estimate, top_eigenvalue, trace
-from flatlens.hessians import Network, network, surface
-from flatlens.inputs import Inputs, batches, kept
-from flatlens.layerwise import normalized_sharpness, relative_flatness
 from flatlens.losses import Custom, Loss, get_loss
 from flatlens.metrics import adaptive_sharpness, sharpness
-from flatlens.passes import probe_batches
+from flatlens.passes.exact import probe_batches
 from flatlens.probes import Probe
 
 __all__ = [

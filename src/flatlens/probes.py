@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from flatlens.norms import WeightNorms
+from flatlens.algebra.operator_norms import WeightNorms
 
 Array = np.ndarray
 

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from flatlens.analysis import tables as records
+from flatlens.analysis.statistics import correlation_table
 from flatlens.errors import FlatlensError
-from flatlens.experiments import records
-from flatlens.experiments.statistics import correlation_table
 from flatlens.figures import style
 
 # the paper's nine, in the order of its captions

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from flatlens.experiments import records
+from flatlens.analysis import tables as records
 from flatlens.figures import style
 from flatlens.figures.trends import curves
 

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
+from flatlens.analysis import tables as records
 from flatlens.errors import FlatlensError
-from flatlens.experiments import records
 from flatlens.figures import style
 
 # the paper's panels in its order, and the scale of the axis

@@ -10,13 +10,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from flatlens.analysis import tables as records
+from flatlens.analysis.evidence import Verdict, judge
+from flatlens.analysis.statistics import DRAWS, Array, Estimate, correlation, interval, ranks
 from flatlens.errors import FlatlensError
-from flatlens.experiments import records
-from flatlens.experiments.evidence import Verdict, judge
-from flatlens.experiments.statistics import DRAWS, Array, Estimate, correlation, interval, ranks
-from flatlens.experiments.zoo import converged
 from flatlens.figures import style
 from flatlens.figures.correlations import number
+from flatlens.zoo.zoo import converged
 
 AXES = {"adaptive_sharpness": "adaptive sharpness", "normalized_mls": "normalised MLS"}
 FEWEST = 3  # models

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from flatlens.analysis import tables as records
+from flatlens.analysis.statistics import Estimate, correlation_table
 from flatlens.errors import FlatlensError
-from flatlens.experiments import records
-from flatlens.experiments.statistics import Estimate, correlation_table
 from flatlens.figures import style
 from flatlens.figures.correlations import number, present
 from flatlens.figures.tightness import ORDER, SAME, one_configuration

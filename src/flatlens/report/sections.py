@@ -17,20 +17,21 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 import flatlens
+from flatlens.analysis import tables as records
+from flatlens.analysis.evidence import NETWORKS, TOLERANCE
+from flatlens.analysis.statistics import Estimate
 from flatlens.errors import FlatlensError
-from flatlens.experiments import claims, records
-from flatlens.experiments.evidence import NETWORKS, TOLERANCE
-from flatlens.experiments.files import replacing
-from flatlens.experiments.statistics import Estimate
-from flatlens.experiments.zoo import SKIPPED, kept
 from flatlens.figures import correlations, style, tightness, trends
 from flatlens.figures import zoo as figure3
 from flatlens.figures.correlations import QUANTITIES, number
-from flatlens.figures.reproduce import followed, judged, overview, summary
 from flatlens.figures.trends import PANELS
 from flatlens.report import interactive
 from flatlens.report.page import Html, Page, download, join, more, plotly_js, table, tag, verdict
 from flatlens.report.sources import PARTS, Source, label, read, read_measurement
+from flatlens.reproduction import claims
+from flatlens.reproduction.reproduce import followed, judged, overview, summary
+from flatlens.runs.files import replacing
+from flatlens.zoo.zoo import SKIPPED, kept
 
 EXTRA = ("log_volume_top3", "test_loss", "test_accuracy", "generalization_gap")  # further trends
 LARGEST = 1_000_000  # bytes of a static figure that is taken in

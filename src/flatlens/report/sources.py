@@ -10,15 +10,16 @@ from typing import Any
 
 import pandas as pd
 
+from flatlens.analysis import tables as records
 from flatlens.errors import FlatlensError
-from flatlens.experiments import claims, records
-from flatlens.experiments.archive import read_records
-from flatlens.experiments.config import Config
-from flatlens.experiments.runs import read_runs
-from flatlens.figures.reproduce import PROVENANCE, RECORDS, finished
 from flatlens.figures.zoo import AXES
-from flatlens.track.runs import CONFIG, NON_FINITE, _flat
-from flatlens.track.runs import RECORDS as LINES
+from flatlens.reproduction import claims
+from flatlens.reproduction.archive import read_records
+from flatlens.reproduction.reproduce import PROVENANCE, RECORDS, finished
+from flatlens.runs import read_runs
+from flatlens.runs.run import CONFIG, NON_FINITE, _flat
+from flatlens.runs.run import RECORDS as LINES
+from flatlens.training.config import Config
 
 # columns of `claims.json` that are shown
 PARTS = (
@@ -55,7 +56,7 @@ class Source:
 
     def measured(self) -> dict[str, dict[str, Any]]:
         """One finished run of each configuration, measured at its last checkpoint."""
-        from flatlens.experiments.measure_run import measure_run
+        from flatlens.training.measure_run import measure_run
 
         found: dict[str, dict[str, Any]] = {}
         families = list(self.families())

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flatlens.capture.inputs import batches
 from flatlens.errors import FlatlensError
-from flatlens.inputs import batches
 from flatlens.measurement import Measurement, measure
 from flatlens.metrics import METRICS
-from flatlens.track.runs import Record, Run
+from flatlens.runs.run import Record, Run
 from flatlens.track.schedules import Schedule, every
 
 if TYPE_CHECKING:

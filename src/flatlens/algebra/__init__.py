@@ -1,0 +1,1 @@
+"""Linear algebra that knows nothing about networks: spectra, norms, Lanczos, traces."""

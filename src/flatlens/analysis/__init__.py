@@ -1,0 +1,1 @@
+"""Analyse tables of records: select runs, summarise curves, test a claim on them."""

@@ -1,0 +1,395 @@
+"""What the runs of one network say on one claim of the paper: one method a claim.
+
+The rules of judgement are in `claims`, the numbers of one run in `curves`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from flatlens.analysis import tables as records
+from flatlens.analysis.curves import (
+    SHARPNESS,
+    change_once_level,
+    late_change,
+    logarithm,
+    over_steps,
+    slowing,
+)
+from flatlens.analysis.statistics import (
+    NOTHING,
+    Array,
+    Estimate,
+    Index,
+    averaged,
+    centred,
+    combination,
+    correlation,
+    fisher,
+    jackknife,
+    jackknife_correlation,
+    median,
+    strata,
+    wilson,
+)
+from flatlens.errors import FlatlensError
+
+Verdict = Literal["supported", "not supported", "inconclusive"]
+NETWORKS = 8  # runs that a correlation over networks takes at least
+SEEDS_WITHIN = 8  # runs of each configuration from which correlations within them are given
+SMALL_CHANGE = 0.01  # of a logarithm: one percent
+SMALL_CORRELATION = 0.1
+NOTICEABLE = 0.1  # change of a logarithm that one sees in a figure
+WEAK = 0.3  # correlation
+FOLLOWS = 0.5  # rank correlation of two curves of which one follows the other
+TOLERANCE = 1e-4  # of an inequality between float32 measurements
+RANK = "rank correlation over steps"
+SIZE = "size |rho| of the rank correlation over steps"
+
+S, GAP = SHARPNESS, "generalization_gap"
+C, D, BOUND = "eq48_bc.rhs", "eq48_cd.rhs", "eq12.rhs"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One part of a claim for one network: one row of the table."""
+
+    claim: str
+    network: str  # model on data
+    part: str
+    scope: str
+    statistic: str
+    claimed: str  # where the value lies if the claim is right
+    value: float
+    low: float
+    high: float
+    effect: float
+    n: int  # runs
+    units: int  # the independent ones of them: seeds where configurations share them, else runs
+    verdict: Verdict
+    main: bool  # counts for the verdict on the claim; the others are there to compare
+    note: str
+
+
+def judge(e: Estimate, *, sign: int = 1, bar: float = 0.0, margin: float = 0.0) -> Verdict:
+    """Whether `sign * value > bar`; up to `margin` beyond the bar nothing is worth the name.
+
+    >>> judge(Estimate(0.5, 0.3, 0.7, 40, 0.5)), judge(Estimate(0.0, -0.3, 0.3, 40, 0.0))
+    ('supported', 'inconclusive')
+    >>> judge(Estimate(0.0, -0.05, 0.05, 4000, 0.0), margin=0.1)
+    'not supported'
+    """
+    low, high = (e.low, e.high) if sign > 0 else (-e.high, -e.low)
+    if low > bar:
+        return "supported"
+    if high < bar + margin or high <= bar:
+        return "not supported"
+    return "inconclusive"
+
+
+def left_out(good: Any) -> str:
+    """A note on runs that do not count."""
+    n = int((~good).sum())
+    return f"{n} of {len(good)} runs left out: no finite value" if n else ""
+
+
+def guarded(part: Callable[..., Iterator[Result]]) -> Callable[..., Iterator[Result]]:
+    """A part that cannot be tested becomes an inconclusive row that says why."""
+
+    @wraps(part)
+    def safe(self: Evidence, *names: str, **rule: Any) -> Iterator[Result]:
+        try:
+            yield from part(self, *names, **rule)
+        except FlatlensError as error:
+            yield self.result(
+                ", ".join(names) or "-", "-", "-", NOTHING, note=f"{error}"[:-1], **rule
+            )
+
+    return safe
+
+
+class Evidence:
+    """The tests of one claim on the runs of one network."""
+
+    def __init__(
+        self, claim: str, network: str, df: pd.DataFrame, variants: Mapping[str, str]
+    ) -> None:
+        self.claim, self.network, self.df, self.variants = claim, network, df, variants
+
+    def test(self) -> list[Result]:
+        """All parts."""
+        return list(guarded(type(self).__dict__[self.claim])(self))
+
+    def result(
+        self, part: str, scope: str, statistic: str, e: Estimate, *, main: bool = True,
+        note: str = "", **rule: Any,
+    ) -> Result:  # fmt: skip
+        """One row, with the verdict that the estimate earns."""
+        known = not math.isnan(e.low)
+        verdict = judge(e, **rule) if known else "inconclusive"
+        if not known and not note:
+            note = f"too few {'seeds' if e.units < e.n else 'runs'} for an interval"
+        sign, bar = rule.get("sign", 1), rule.get("bar", 0.0)
+        claimed = f"> {bar:g}" if sign > 0 else f"< {-bar + 0:g}"  # + 0: no minus before a zero
+        return Result(
+            self.claim, self.network, part, scope, statistic, claimed, e.value, e.low, e.high,
+            e.effect, e.n, e.units, verdict, main, note,
+        )  # fmt: skip
+
+    def columns(self, *names: str) -> list[tuple[list[str], bool]]:
+        """The columns as named, and again for each variant that was recorded."""
+        found = [([*names], True)]
+        for name, variant in self.variants.items():
+            if name in names and variant in self.df:
+                found.append(([variant if n == name else n for n in names], False))
+        records.require(self.df, [name for columns, _ in found for name in columns])
+        return found
+
+    # -- at the end, over learning rates or batch sizes
+
+    def D1(self) -> Iterator[Result]:
+        yield from self.slopes("lr", sign=-1)
+
+    def D2(self) -> Iterator[Result]:
+        yield from self.slopes("batch_size", sign=1)
+
+    def slopes(self, by: str, sign: int) -> Iterator[Result]:
+        """Change of a logarithm per doubling: a straight line through the means of each value.
+
+        Where the values share seeds, that is the mean of one line a seed.
+        """
+        ends = records.ends(self.df)
+        last, name = records.arm(ends, by), records.arm_name(ends, by)
+        values = np.sort(last[by].unique())
+        u = np.log2(values.astype(float))
+        shares = (u - u.mean()) / ((u - u.mean()) ** 2).sum()
+        weights = dict(zip(values.tolist(), shares.tolist(), strict=True))
+        scope = f"{by} {', '.join(map(str, values))}" + (f" at {name}" if name else "")
+        for quantity in (S, "log_volume", "mls", "nmls"):
+            for (column,), main in self.columns(quantity):
+                y = logarithm(last, column)
+                good = np.isfinite(y)
+                kept = last.loc[good]
+                e = combination(y[good], kept[by].tolist(), weights, records.seeds(kept))
+                yield self.result(
+                    f"{column} with {by}", scope, "change of log per doubling", e,
+                    main=main, note=left_out(good), sign=sign, margin=SMALL_CHANGE,
+                )  # fmt: skip
+
+    # -- over the steps of each run
+
+    def D3(self) -> Iterator[Result]:
+        for name in (S, "log_volume", "mls"):
+            for (column,), main in self.columns(name):
+                change = partial(late_change, column=column)
+                rule: dict[str, Any] = {"sign": -1, "margin": SMALL_CHANGE}
+                text = (f"late change of {column}", "change of log")
+                yield from self.runs(*text, change, main=main, each=True, **rule)
+
+    def D4(self) -> Iterator[Result]:
+        records.require(self.df, [S])
+        change = partial(late_change, column=S)
+        yield from self.runs(f"late change of {S}", "change of log", change, bar=-NOTICEABLE)
+        for column in ("mls", "nmls"):
+            follows = partial(over_steps, x=S, y=column)
+            yield from self.runs(f"{column} with {S}", RANK, follows, rank=True, bar=FOLLOWS)
+        for (column,), main in self.columns("log_volume"):
+            falls = partial(late_change, column=column, start=0.5)
+            rule: dict[str, Any] = {"sign": -1, "margin": SMALL_CHANGE}
+            text = f"change of {column} in the second half"
+            yield from self.runs(text, "change of log", falls, main=main, **rule)
+            slower = partial(slowing, column=column)
+            text = f"rate of {column}, second half minus before"
+            yield from self.runs(text, "log per 1,000 steps", slower, main=main)
+
+    def D5(self) -> Iterator[Result]:
+        records.require(self.df, [S])
+        df, scope = self.df, "all configurations"
+        if self.network.startswith("vgg") and "batch_size" in df:
+            largest = df["batch_size"].max()  # the paper's is 32
+            df, scope = df[df["batch_size"] == largest], f"batch size {largest}"
+        for (column,), main in self.columns("log_volume"):
+            falls = partial(change_once_level, column=column)
+            rule: dict[str, Any] = {"sign": -1, "margin": SMALL_CHANGE}
+            text = f"change of {column} while {S} is level"
+            yield from self.runs(
+                text, "change of log", falls, df=df, scope=scope, main=main, **rule
+            )
+
+    def D6(self) -> Iterator[Result]:
+        early = partial(over_steps, x="train_loss", y="local_dimension", during="early")
+        text = "local_dimension with train_loss, until it is near zero"
+        yield from self.runs(text, RANK, early, rank=True, margin=SMALL_CORRELATION)
+        late = partial(over_steps, x=S, y="local_dimension", during="late")
+        text = f"local_dimension with {S}, afterwards"
+        yield from self.runs(
+            text, SIZE, lambda run: abs(late(run)), rank=True, sign=-1, bar=-FOLLOWS
+        )
+
+    def runs(
+        self, part: str, statistic: str, number: Callable[[pd.DataFrame], float], *,
+        df: pd.DataFrame | None = None, scope: str = "all configurations", main: bool = True,
+        each: bool = False, rank: bool = False, **rule: Any,
+    ) -> Iterator[Result]:  # fmt: skip
+        """One number a run, averaged; `each`: also for every configuration alone.
+
+        `rank`: the number is a rank correlation, whose mean has its interval on Fisher's z.
+        """
+        df = self.df if df is None else df
+        runs = df.drop_duplicates("run")
+        found = {name: number(run) for name, run in df.groupby("run")}
+        values = runs["run"].map(found).to_numpy(np.float64)
+        good = np.isfinite(values)
+        keys, seeds = records.configurations(runs).to_numpy(), np.array(records.seeds(runs), object)
+
+        def mean(mine: Any) -> Estimate:
+            e = averaged(values[mine], keys[mine].tolist(), seeds[mine].tolist())
+            return fisher(e) if rank else e
+
+        n = int(good.sum())
+        note = f"{n} of {len(runs)} runs have such a phase" if n < len(runs) else ""
+        yield self.result(part, scope, statistic, mean(good), main=main, note=note, **rule)
+        names = records.ordered(df)
+        for name in names if each and len(names) > 1 else ():
+            if (mine := good & (keys == name)).any():
+                yield self.result(part, name, statistic, mean(mine), main=False, **rule)
+
+    # -- tightness
+
+    def T1(self) -> Iterator[Result]:
+        chain = np.stack(self.chain())
+        good = np.flatnonzero(~np.isnan(chain).any(axis=0))
+        chain, df = chain[:, good], self.df.iloc[good]
+        if df.empty:
+            raise FlatlensError("Eq. 48 is not applicable to any record.")
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ratios = np.fmin.reduce(chain[1:] / chain[:-1], axis=0)
+        broken = ratios < 1 - TOLERANCE
+        keys = records.configurations(df).tolist()
+        units = [unit for units in strata(keys, records.seeds(df)) for unit in units]
+        share, n = float(np.mean([broken[unit].any() for unit in units])), df["run"].nunique()
+        least = float(np.nanmin(ratios))
+        e = Estimate(share, *wilson(share, len(units)), n, least, len(units))
+        row = self.result(
+            "records that break it (effect: least ratio of neighbours)", "every record",
+            f"share of {'seeds' if len(units) < n else 'runs'} with such a record", e,
+            note=f"{broken.sum()} of {len(df)} records break it",
+        )  # fmt: skip
+        verdict: Verdict = "not supported" if broken.any() else "supported"
+        yield replace(row, claimed="0", verdict=verdict)
+
+    def T2(self) -> Iterator[Result]:
+        a, b, c, d = self.chain()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            log_ratio = np.log(np.maximum(d - c, 0)) - np.log(np.maximum(b - a, c - b))
+        df = self.df.assign(_ratio=log_ratio)
+        yield from self.runs(
+            "gap C to D over the larger of the others", "log of ratio, median over steps",
+            lambda run: median(run["_ratio"].to_numpy()), df=df,
+        )  # fmt: skip
+
+    def chain(self) -> list[Array]:
+        names = ["eq48_ab.lhs", "eq48_ab.rhs", C, D]
+        records.require(self.df, names)
+        return [records.numbers(self.df, name) for name in names]
+
+    def T3(self) -> Iterator[Result]:
+        yield from self.correlates(C, "mls")
+        yield from self.correlates(D, "mls", sign=-1)
+
+    # -- correlations over networks
+
+    def C1(self) -> Iterator[Result]:
+        yield from self.correlates(BOUND, "nmls")
+
+    def C2(self) -> Iterator[Result]:
+        for name in ("nmls", "mls", BOUND):
+            yield from self.correlates(name, GAP)
+
+    def C3(self) -> Iterator[Result]:
+        yield from self.correlates("log_volume", S)
+        yield from self.correlates("log_volume", "mls")
+
+    def C4(self) -> Iterator[Result]:
+        yield from self.correlates(S, GAP)
+
+    def C5(self) -> Iterator[Result]:
+        yield from self.correlates("mls", "nmls")
+
+    def C6(self) -> Iterator[Result]:
+        for name in (S, "test_loss"):
+            yield from self.stronger("mls", "log_volume", name)
+
+    def C7(self) -> Iterator[Result]:
+        for name in ("mls", "log_volume"):
+            yield from self.stronger(name, "local_dimension", S)
+
+    def C8(self) -> Iterator[Result]:
+        yield from self.correlates(D, "mls", sign=-1)
+
+    def C9(self) -> Iterator[Result]:
+        rule = {"sign": -1, "bar": -WEAK, "margin": 0.0}
+        yield from self.correlates("relative_flatness", GAP, **rule)
+
+    @guarded
+    def correlates(self, x: str, y: str, **rule: Any) -> Iterator[Result]:
+        """Pearson's r of two quantities at the end."""
+        rule = {"margin": SMALL_CORRELATION, **rule}
+        for columns, main in self.columns(x, y):
+            text = (f"{columns[0]} with {columns[1]}", "Pearson r")
+            yield from self.networks(*text, correlation, columns, main, **rule)
+
+    @guarded
+    def stronger(self, x: str, other: str, y: str) -> Iterator[Result]:
+        """|r(x, y)| - |r(other, y)|."""
+
+        def difference(a: Array, b: Array, c: Array) -> Array:
+            return np.asarray(np.abs(correlation(a, c)) - np.abs(correlation(b, c)))
+
+        for columns, main in self.columns(x, other, y):
+            text = f"{columns[0]} more than {columns[1]}, with {columns[2]}"
+            yield from self.networks(text, "difference of |r|", difference, columns, main)
+
+    def networks(
+        self, part: str, statistic: str, function: Callable[..., Array], columns: list[str],
+        main: bool, **rule: Any,
+    ) -> Iterator[Result]:  # fmt: skip
+        """A statistic over the ends of all runs: pooled, and within configurations."""
+        last = records.ends(self.df)
+        values = np.stack([records.numbers(last, name) for name in columns])
+        good = np.asarray(np.isfinite(values).all(axis=0))
+        values, last, note = values[:, good], last.loc[good], left_out(good)
+        groups, seeds = records.configurations(last).tolist(), records.seeds(last)
+        if len(groups) < NETWORKS:
+            note = f"a correlation needs {NETWORKS} runs, there are {len(groups)}"
+            yield self.result(part, "pooled", statistic, NOTHING, main=main, note=note, **rule)
+            return
+        estimate = jackknife_correlation if function is correlation else _difference
+        pooled = estimate(lambda rows: function(*values[:, rows]), groups, seeds)
+        counts = pd.Series(groups, dtype=object).value_counts()
+        if len(counts) < 2 or counts.min() < SEEDS_WITHIN:
+            yield self.result(part, "pooled", statistic, pooled, main=main, note=note, **rule)
+            return
+
+        def within(rows: Index) -> Array:
+            return function(*centred(values[:, rows], [groups[row] for row in rows]))
+
+        inside = estimate(within, groups, seeds)
+        sides = [judge(e, **rule) for e in (pooled, inside)]
+        if set(sides) == {"supported", "not supported"}:
+            note = "; ".join([*([note] if note else []), f"within configurations: {sides[1]}"])
+        yield self.result(part, "pooled", statistic, pooled, main=main, note=note, **rule)
+        yield self.result(part, "within configurations", statistic, inside, main=False, **rule)
+
+
+def _difference(*of: Any) -> Estimate:
+    """Of two sizes of correlations, so between -1 and 1."""
+    e = jackknife(*of)
+    return replace(e, low=max(e.low, -1.0), high=min(e.high, 1.0))

@@ -1,0 +1,158 @@
+"""Inputs of any shape: a tensor, a tuple or dict of tensors, or an iterable of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatlens.capture.positions import close
+from flatlens.errors import FlatlensError, first_line
+
+COUPLED = (
+    "the output of a sample changes with the other samples in its batch; samples must not depend "
+    "on one another (batch statistics, attention over the batch, ...); chunk=1 measures each alone"
+)
+RANDOM = (
+    "the output of a sample changes from one run to the next (dropout that is always on, noise, "
+    "...); switch that off to measure"
+)
+
+
+class Inputs:
+    """The arguments of a model for some samples: positional (tuple) or by name (dict)."""
+
+    def __init__(self, value: Any) -> None:
+        if isinstance(value, Tensor):
+            value = (value,)
+        self.named = isinstance(value, Mapping)
+        self.keys = list(value) if self.named else list(range(len(value)))
+        self.values = list(value.values()) if self.named else list(value)
+        tensors = [v for v in self.values if isinstance(v, Tensor)]
+        if not tensors:
+            raise FlatlensError("the input holds no tensor; give x as tensors with samples first")
+        if any(t.dim() == 0 for t in tensors) or len({len(t) for t in tensors}) != 1:
+            shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
+            raise FlatlensError(
+                f"the input tensors {shapes} do not share a first (sample) dimension"
+            )
+        if any(t.is_complex() for t in tensors):
+            raise FlatlensError("the input is complex; only real inputs are measured")
+        self.tensors, self.n = tensors, len(tensors[0])
+
+    def take(self, rows: slice) -> Inputs:
+        """The samples ``rows``."""
+        return self.map(lambda t: t[rows])
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """The same arguments with every tensor changed."""
+        values = [change(v) if isinstance(v, Tensor) else v for v in self.values]
+        return Inputs(dict(zip(self.keys, values, strict=True)) if self.named else tuple(values))
+
+    def call(self, model: Callable[..., Any]) -> Any:
+        """``model`` on these arguments."""
+        if self.named:
+            return model(**{str(k): v for k, v in zip(self.keys, self.values, strict=True)})
+        return model(*self.values)
+
+    def floats(self, dtype: torch.dtype) -> Inputs:
+        """The same arguments with floating-point tensors in ``dtype``."""
+        return self.map(lambda t: t.to(dtype) if t.is_floating_point() else t)
+
+    @property
+    def floating(self) -> list[Tensor]:
+        """The tensors that a derivative is taken by; an argument called a mask is none."""
+        masks = {id(v) for k, v in zip(self.keys, self.values, strict=True) if "mask" in str(k)}
+        found = [t for t in self.tensors if t.is_floating_point()]
+        return [t for t in found if id(t) not in masks or len(self.tensors) == 1]
+
+
+ONE_BATCH = (Tensor, tuple, Mapping)  # anything else is an iterable of batches
+
+
+def kept(x: Any) -> Any:
+    """x to be read twice: an iterator, or a loader that shuffles, gives its batches but once."""
+    return x if isinstance(x, ONE_BATCH) else list(x)
+
+
+def batches(x: Any) -> Iterator[tuple[Inputs, Any]]:
+    """(inputs, targets or None) of each batch; a pair from an iterable is (inputs, targets)."""
+    if isinstance(x, ONE_BATCH):
+        yield Inputs(x), None
+        return
+    for batch in x:
+        if isinstance(batch, (tuple, list)) and len(batch) == 2:
+            yield Inputs(batch[0]), batch[1]
+        elif isinstance(batch, (tuple, list)):
+            yield Inputs(tuple(batch)), None
+        else:
+            yield Inputs(batch), None
+
+
+def select_output(result: Any, output: Any) -> Tensor:
+    """The tensor that is f(x): ``output`` is a key, an index, an attribute or a function."""
+    if callable(output):
+        result = output(result)
+    elif output is not None:
+        try:
+            named = isinstance(output, str) and not isinstance(result, Mapping)
+            result = getattr(result, output) if named else result[output]
+        except (KeyError, IndexError, AttributeError, TypeError):
+            raise FlatlensError(
+                f"the model's result has no output {output!r}; it has {_choices(result)}"
+            ) from None
+    if not isinstance(result, Tensor):
+        raise FlatlensError(
+            f"the model returns a {type(result).__name__}, not a tensor: "
+            f"say which part to measure with output=, one of {_choices(result)}"
+        )
+    if result.is_complex():
+        raise FlatlensError("the output is complex; select a real part with output=")
+    return result
+
+
+def _choices(result: Any) -> str:
+    if isinstance(result, Mapping):
+        return ", ".join(repr(k) for k in result)
+    if isinstance(result, (tuple, list)):
+        return f"0 to {len(result) - 1}"
+    return "its tensor attributes, or a function of the result"
+
+
+def outputs(inputs: Inputs, model: Callable[..., Any], output: Any) -> Tensor:
+    """f as [batch, N]; what goes wrong is said in one sentence."""
+    try:
+        result = inputs.call(model)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if isinstance(error, (FlatlensError, torch.OutOfMemoryError)):
+            raise
+        raise FlatlensError(
+            f"the model fails on {inputs.n} sample(s) of this input: {first_line(error)}"
+        ) from error
+    f = select_output(result, output)
+    if f.dim() == 0 or f.shape[0] != inputs.n:
+        raise FlatlensError(
+            f"the output has shape {tuple(f.shape)} for {inputs.n} sample(s): its first "
+            "dimension must be the samples (return one output per sample, not a mean)"
+        )
+    if f.numel() == 0:
+        raise FlatlensError("the output has no entries (N = 0)")
+    return f.reshape(inputs.n, -1)
+
+
+def check_alone(together: Tensor, alone: Tensor, again: Callable[[], Tensor]) -> None:
+    """A sample's output among others must be that alone; ``again`` runs it alone once more."""
+    if not close(together, alone):
+        raise FlatlensError(COUPLED if close(again(), alone) else RANDOM)
+
+
+def check_finite(values: Tensor, first: int, what: str) -> None:
+    """Refuse NaN and infinity, naming the sample."""
+    for block in values.split(100):  # at once it would take as much memory as all the values
+        bad = ~torch.isfinite(block.reshape(len(block), -1)).all(1)
+        if bad.any():
+            sample = first + int(bad.nonzero()[0])
+            raise FlatlensError(f"the {what} of sample {sample} is not finite; remove or repair it")
+        first += len(block)

@@ -1,0 +1,382 @@
+"""The loss as a surface over the trainable parameters: its Hessian through products alone.
+
+A product H v is a double backward pass. Samples go through in chunks, so memory is that of one
+chunk; the graph of its first backward pass is built once and serves all vectors of a block. Vectors
+are rows: a block is [k, P] with P the number of trainable parameters.
+
+Kernels of attention that know no second derivative are avoided (the math kernel is asked for), and
+those of batch and weight norm that know a wrong one (``_Formulas``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+from flatlens.algebra.traces import VECTORS
+from flatlens.capture.inputs import Inputs, batches, check_alone, check_finite, outputs
+from flatlens.capture.no_trace import in_float, original, untouched
+from flatlens.capture.recorder import Plan, Recorder, channels, standardised
+from flatlens.errors import FlatlensError, first_line
+from flatlens.losses import Loss, as_tensor, get_loss
+
+WORKING_SET = 256 << 20  # bytes that one chunk may keep for its backward passes
+BATCHED = 1 << 12  # networks with fewer parameters take many vectors in one batched pass ...
+TOGETHER = 32  # ... this many; with more parameters one after another is as fast
+# How far from symmetric a Hessian may be. Rounding leaves less than 1e-4 in float32 and 1e-12 in
+# float64, but 1e-7 where a model computes in float32 inside (Llama's norm layers).
+ASYMMETRY = {torch.float32: 1e-2, torch.float64: 1e-5}
+
+
+class Network:
+    """A model and its samples, to be run in chunks."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Any,
+        output: Any,
+        chunk: int | None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.model, self.output = model, output
+        pairs = [(inputs, y) for inputs, y in batches(x) if inputs.n > 0]
+        self.batches = [i.floats(dtype) if dtype else i for i, _ in pairs]
+        self.found = [y for _, y in pairs]
+        self.n = sum(inputs.n for inputs in self.batches)
+        if self.n == 0:
+            raise FlatlensError("there are no samples (n = 0); give at least one")
+        if chunk is not None and chunk < 1:
+            raise FlatlensError(f"chunk={chunk} is not a number of samples; give 1 or more")
+        first = 0
+        for inputs in self.batches:
+            for t in inputs.floating:
+                check_finite(t, first, "input")
+            first += inputs.n
+        self.chunk = self._trial(chunk)
+
+    def rows(self) -> Iterator[tuple[Inputs, slice]]:
+        """Chunks of samples, and which they are."""
+        first = 0
+        for inputs in self.batches:
+            for s in range(0, inputs.n, self.chunk):
+                part = inputs.take(slice(s, min(s + self.chunk, inputs.n)))
+                yield part, slice(first + s, first + s + part.n)
+            first += inputs.n
+
+    def outputs(self, inputs: Inputs, call: Callable[..., Any] | None = None) -> Tensor:
+        """f as [batch, N], of the model or of ``call`` in its place."""
+        own = inputs.map(lambda t: t.clone())  # the model may overwrite what it is given
+        with _Formulas():
+            return outputs(own, call or self.model, self.output)
+
+    def _trial(self, chunk: int | None) -> int:
+        """Samples at a time, from what one sample keeps for its backward pass."""
+        kept = [0]
+        owned = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
+
+        def count(t: Tensor) -> Tensor:
+            if t.layout is torch.strided and t.untyped_storage().data_ptr() not in owned:
+                kept[0] += t.numel() * t.element_size()
+            return t
+
+        inputs = self.batches[0]
+        first = inputs.take(slice(0, 1))
+        alone = 1 in (inputs.n, chunk)
+        if alone:  # no other to compare with: batch statistics are told by name
+            with Recorder(self.model, 1, Plan()):
+                found = self.outputs(first)
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
+            one = self.outputs(first)
+        check_finite(one.detach(), 0, "output")
+        if not alone:
+            with torch.no_grad():
+                found = self.outputs(inputs.take(slice(0, 2)))[:1]
+        check_alone(found, one, lambda: self.outputs(first))
+        # A second derivative keeps about four times what a first one does.
+        return chunk or max(1, WORKING_SET // max(1, 4 * kept[0]))
+
+
+class _Formulas(TorchFunctionMode):
+    """Formulas in place of kernels whose derivatives are wrong (torch 2.13 on the CPU)."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return FORMULAS.get(func, func)(*args, **(kwargs or {}))
+
+
+def _batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Batch norm in evaluation mode (see ``standardised``)."""
+    if training or running_mean is None or running_var is None:
+        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    view = channels(input)
+    z = standardised(input, running_mean, running_var, eps)
+    z = z if weight is None else z * weight.reshape(view)
+    return z if bias is None else z + bias.reshape(view)
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """v g / ||v||, a norm for each index of ``dim``, or one of all (dim = -1)."""
+    over = [i for i in range(v.dim()) if dim == -1 or i != dim % v.dim()]
+    norm = torch.linalg.vector_norm(v.unsqueeze(-1), dim=[*over, -1], keepdim=True).squeeze(-1)
+    return v * (g / norm)
+
+
+FORMULAS: dict[Any, Callable[..., Tensor]] = {
+    F.batch_norm: _batch_norm,
+    torch._weight_norm: _weight_norm,
+    torch.ops.aten._weight_norm: _weight_norm,
+    torch.ops.aten._weight_norm.default: _weight_norm,
+}
+
+
+class Surface(Network):
+    """The mean loss over samples as a function of the trainable parameters."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Any,
+        y: Any,
+        loss: Loss,
+        output: Any,
+        chunk: int | None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(model, x, output, chunk, dtype)
+        self.loss = loss
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not trained:
+            raise FlatlensError("the model has no trainable parameters: its loss has no Hessian")
+        self._over(trained)
+        self.y = self._targets(y)
+
+    def restricted(self, name: str) -> Surface:
+        """The same surface over one parameter alone."""
+        part = copy.copy(self)
+        part._over({name: self.parameters[name]})
+        return part
+
+    def _over(self, parameters: dict[str, nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.sizes = {name: p.numel() for name, p in parameters.items()}
+        self.P = sum(self.sizes.values())
+        self.like = next(iter(parameters.values())).detach().flatten()
+        self.batched = self.P <= BATCHED
+        self._kept: list[Tensor | None] = []  # the gradient and its graph
+        self._symmetric = False  # not seen yet
+        self.at_once = max(1, min(TOGETHER, VECTORS // (4 * self.P * self.like.element_size())))
+
+    def _targets(self, y: Any) -> Tensor:
+        if y is None:
+            if any(t is None for t in self.found):
+                raise FlatlensError("a loss needs targets; give y, or batches of (inputs, targets)")
+            return torch.cat([as_tensor(t, self.like) for t in self.found])
+        y = as_tensor(y, self.like).clone()  # an inference tensor would not do for a gradient
+        if y.dim() == 0 or len(y) != self.n:
+            entries = 1 if y.dim() == 0 else len(y)
+            raise FlatlensError(
+                f"y has {entries} entries for {self.n} samples; give one target a sample"
+            )
+        return y
+
+    def tensors(self, v: Float[Tensor, "*k P"]) -> list[Tensor]:
+        """Rows -> one tensor per parameter, the rows first."""
+        parts = v.split(list(self.sizes.values()), -1)
+        named = zip(parts, self.parameters.values(), strict=True)
+        return [part.reshape(v.shape[:-1] + p.shape).to(p) for part, p in named]
+
+    @property
+    def theta(self) -> Float[Tensor, " P"]:
+        """The parameters as one row."""
+        parts = [p.detach().reshape(-1).to(self.like) for p in self.parameters.values()]
+        return torch.cat(parts)
+
+    def values(self, thetas: Float[Tensor, "k P"]) -> list[float]:
+        """The mean loss at other parameters, row by row (the model's own are not touched)."""
+        with torch.no_grad():
+            if self.batched:
+                try:
+                    return torch.func.vmap(self._mean, chunk_size=TOGETHER)(thetas).tolist()
+                except (RuntimeError, FlatlensError):  # an operation that cannot be batched
+                    self.batched = False
+            return [float(self._mean(theta)) for theta in thetas]
+
+    def _mean(self, theta: Float[Tensor, " P"]) -> Float[Tensor, ""]:
+        changed = dict(zip(self.parameters, self.tensors(theta), strict=True))
+
+        def call(*args: Any, **named: Any) -> Any:
+            return torch.func.functional_call(self.model, changed, args, named)
+
+        parts = [
+            self.loss(self.outputs(inputs, call), self.y[rows]).sum(dtype=torch.float64)
+            for inputs, rows in self.rows()
+        ]
+        return torch.stack(parts).sum() / self.n
+
+    def products(self, V: Float[Tensor, "k P"]) -> Float[Tensor, "k P"]:
+        """H V^T as rows, H the Hessian of the mean loss.
+
+        The first block tells whether H is symmetric; a single row gets a random one beside it.
+        """
+        if self._symmetric:
+            return self._products(V)
+        rows = V
+        if len(V) == 1:
+            u = _normal(V.shape, V)
+            rows = torch.cat([V, u * (V.norm() / u.norm())])
+        HV = self._products(rows)
+        self._check_symmetric(rows, HV)
+        self._symmetric = True
+        return HV[: len(V)]
+
+    def _check_symmetric(self, V: Float[Tensor, "k P"], HV: Float[Tensor, "k P"]) -> None:
+        """Refuse u^T H v that differ from v^T H u by more than rounding.
+
+        Rounding is relative to H, or to the Gauss-Newton matrix where that is much larger (a
+        cross-entropy near 0, whose H is rounding alone). An H that is wrong and symmetric passes.
+        """
+        B, unit = V @ HV.mT, float(V.norm()) / self.P**0.5
+        off, size = float((B - B.mT).norm()), unit * float(HV.norm())
+        dtypes = {p.dtype for p in self.parameters.values()}
+        if off <= max(ASYMMETRY[d] for d in dtypes) * size:
+            return
+        eps = max(torch.finfo(d).eps for d in dtypes)
+        if off > 100 * eps * unit**2 * self._gauss_newton():
+            raise FlatlensError(
+                f"the Hessian of the loss is not symmetric (by {off / size:.1g} of its size): the "
+                "second derivative of an operation is wrong (a fault of torch, a backward pass of "
+                "one's own, a detach); replace that operation, or use sharpness (Eq. 3), which "
+                "needs first derivatives only"
+            )
+
+    def _gauss_newton(self) -> float:
+        """About mean_i ||df/dtheta||^2, from one random direction of the outputs."""
+        total = 0.0
+        for inputs, _ in self.rows():
+            f = self.outputs(inputs)
+            grads = self._gradients((f * _normal(f.shape, f)).sum())
+            total += sum(float(g.double().square().sum()) for g in grads if g is not None)
+        return total / self.n
+
+    def _products(self, V: Float[Tensor, "k P"]) -> Float[Tensor, "k P"]:
+        HV = torch.zeros_like(V)
+        for inputs, rows in self.rows():
+            mean = self._share(inputs, rows)
+            try:
+                first = self._kept or self._gradients(mean, create_graph=True)
+                HV += self._second(first, V)
+            except RuntimeError as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                raise FlatlensError(
+                    "the model has no second derivative by its parameters "
+                    f"({first_line(error)}); replace that operation, or use sharpness (Eq. 3), "
+                    "which needs first derivatives only"
+                ) from error
+            if inputs.n == self.n:  # one chunk is all: its graph serves the next block, too
+                self._kept = first
+        if not bool(torch.isfinite(HV.sum(dtype=torch.float64))):  # one bad entry spoils the sum
+            raise FlatlensError("a product with the Hessian is not finite; rescale the loss")
+        return HV
+
+    def _share(self, inputs: Inputs, rows: slice) -> Tensor | None:
+        """What a chunk adds to the mean loss, with its graph; None where that is kept."""
+        if self._kept:
+            return None
+        with sdpa_kernel(SDPBackend.MATH):  # made anew: such a context serves once
+            f = self.outputs(inputs)
+        return self.loss(f, self.y[rows]).sum() / self.n
+
+    def _gradients(self, of: Any, **options: Any) -> list[Tensor | None]:
+        """By each parameter; None where nothing depends on it."""
+        if isinstance(of, Tensor) and not of.requires_grad:
+            return [None] * len(self.parameters)
+        found = torch.autograd.grad(
+            of, list(self.parameters.values()), allow_unused=True, **options
+        )
+        return [g.to_dense() if g is not None and g.is_sparse else g for g in found]
+
+    def _second(self, first: list[Tensor | None], V: Float[Tensor, "k P"]) -> Float[Tensor, "k P"]:
+        """d/dtheta of <gradient, v> for each row v."""
+        alive = [i for i, g in enumerate(first) if g is not None and g.requires_grad]
+        if not alive:  # the gradient does not change with the parameters
+            return torch.zeros_like(V)
+
+        def back(v: Tensor, batched: bool) -> Tensor:
+            parts = self.tensors(v)
+            found = self._gradients(
+                [first[i] for i in alive], grad_outputs=[parts[i] for i in alive],
+                retain_graph=True, is_grads_batched=batched,
+            )  # fmt: skip
+            rows = [
+                torch.zeros_like(q) if g is None else g for g, q in zip(found, parts, strict=True)
+            ]
+            return torch.cat([g.reshape(*v.shape[:-1], -1).to(v) for g in rows], -1)
+
+        if self.batched:
+            try:
+                return torch.cat([back(part, True) for part in V.split(TOGETHER)])
+            except RuntimeError:  # an operation that cannot be batched
+                self.batched = False
+        return torch.stack([back(v, False) for v in V])
+
+
+def _normal(shape: torch.Size, like: Tensor) -> Tensor:
+    """Random numbers, the same each time and on every device, and other ones than an estimate's."""
+    generator = torch.Generator().manual_seed(0x5EED)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(like)
+
+
+@contextlib.contextmanager
+def opened(model: nn.Module) -> Iterator[tuple[nn.Module, torch.dtype | None]]:
+    """The model to run, and the precision for its inputs if that is not theirs.
+
+    Evaluation mode, no fast paths around autograd; all is put back at the end.
+    """
+    model, dtype, notes = in_float(original(model))
+    fast = torch.backends.mha.get_fastpath_enabled()
+    with untouched(model):
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield model, dtype if notes else None
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextlib.contextmanager
+def network(model: nn.Module, x: Any, output: Any, chunk: int | None) -> Iterator[Network]:
+    """A model and its samples; the model is left as found."""
+    with opened(model) as (inner, dtype):
+        yield Network(inner, x, output, chunk, dtype)
+
+
+@contextlib.contextmanager
+def surface(
+    model: nn.Module,
+    x: Any,
+    y: Any,
+    loss: Any,
+    output: Any,
+    chunk: int | None,
+) -> Iterator[Surface]:
+    """A model's mean loss over samples by its trainable parameters; the model is left as found."""
+    with opened(model) as (inner, dtype):
+        yield Surface(inner, x, y, get_loss(loss), output, chunk, dtype)

@@ -1,0 +1,1 @@
+"""Redraw the paper: recipes, claims, and the command that trains, draws and judges."""

@@ -1,0 +1,96 @@
+"""What is trained, drawn and tested for each figure of the paper: the TOML files in `recipes/`.
+
+A recipe is one sweep that one or more figures share. `recipes/mlp.toml` explains the tables.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any, Literal
+
+from flatlens.errors import FlatlensError
+from flatlens.training.config import Config
+from flatlens.training.sweep import cells
+
+ORDER = ("mlp", "lenet", "vgg", "d3")  # cheapest first
+SCALES = ("smoke", "desk", "night", "paper")
+ALONE = ("d3",)  # not part of "all"
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One figure of a recipe, and the claims that it is about."""
+
+    name: str
+    title: str
+    draw: Literal["trends", "tightness", "correlations"]
+    claims: list[str]
+    by: str | None = None  # of trends: the setting that varies
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One sweep at several scales."""
+
+    name: str
+    base: dict[str, Any]
+    grid: list[dict[str, Any]]
+    scales: dict[str, dict[str, Any]]
+    figures: dict[str, Drawing] = field(default_factory=dict)
+
+    def sweep(self, scale: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Base and grids, as `sweep` takes them: all configurations of a seed before the next."""
+        if scale not in self.scales:
+            raise FlatlensError(
+                f"The recipe {self.name} has no scale {scale}; use {', '.join(self.scales)}."
+            )
+        settings = dict(self.scales[scale])
+        seeds = settings.pop("seeds")
+        followed = settings.pop("followed", seeds)
+        grids: list[dict[str, Any]] = [{"seed": range(followed), **grid} for grid in self.grid]
+        if followed < seeds:
+            rest = {"measure": ["end"], "seed": range(followed, seeds)}
+            grids += [rest | grid for grid in self.grid]
+        return self.base | settings, grids
+
+    def configs(self, scale: str) -> list[Config]:
+        """Every network of the sweep.
+
+        >>> len(recipes()["vgg"].configs("paper"))
+        100
+        """
+        return cells(*self.sweep(scale))
+
+
+def recipes() -> dict[str, Recipe]:
+    """All recipes by name, in the order in which they are worth running."""
+    return {name: _read(name) for name in ORDER}
+
+
+def _read(name: str) -> Recipe:
+    source = resources.files("flatlens.reproduction") / "recipes" / f"{name}.toml"
+    content = tomllib.loads(source.read_text(encoding="utf-8"))
+    figures = {key: Drawing(key, **table) for key, table in content["figures"].items()}
+    scales = {scale: content[scale] for scale in SCALES if scale in content}
+    return Recipe(name, content["base"], content["grid"], scales, figures)
+
+
+def drawings(names: Sequence[str]) -> dict[str, list[Drawing]]:
+    """The figures called `names` by recipe; "all" is every figure of the paper.
+
+    >>> {recipe: [d.name for d in found] for recipe, found in drawings(["g7", "h8"]).items()}
+    {'mlp': ['h8'], 'lenet': ['g7']}
+    """
+    every = {recipe.name: list(recipe.figures.values()) for recipe in recipes().values()}
+    known = [d.name for found in every.values() for d in found]
+    for name in names:
+        if name not in (*known, "all"):
+            raise FlatlensError(
+                f"There is no figure {name!r} to reproduce; use {', '.join(known)} or all."
+            )
+    wanted = set(names) | (set(known) - set(ALONE) if "all" in names else set())
+    chosen = {name: [d for d in found if d.name in wanted] for name, found in every.items()}
+    return {name: found for name, found in chosen.items() if found}

@@ -1,0 +1,1 @@
+"""Training: the networks of the paper, one training run, and sweeps of many runs."""

@@ -1,0 +1,1 @@
+"""Measure many vision models of timm: the points of Figure 3."""

@@ -1,0 +1,511 @@
+"""Training: the optimisers against loops written out, records, and what survives kill -9."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import nn
+
+import flatlens as fl
+from flatlens import FlatlensError, cli
+from flatlens.data.datasets import load
+from flatlens.runs import Run, read_runs
+from flatlens.training import train as training
+from flatlens.training.config import Config
+from flatlens.training.train import batches, train
+
+KILLS = int(os.environ.get("FLATLENS_KILLS", "20")) * 4 // 5  # the other fifth: test_sweep
+SMALL = Config(
+    model_options={"widths": (64, 12, 10)},
+    steps=60,
+    measure="every:20",
+    samples=10,
+    train_size=130,  # no multiple of the batch: the last one of an epoch is smaller
+    checkpoint_every=7,
+)
+
+
+class Noisy(nn.Module):
+    """Everything with a state of its own: BatchNorm buffers, random numbers, tied weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.drop = nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Dropout(0.3)
+        self.second, self.head = nn.Linear(64, 64), nn.Linear(64, 10)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.head(self.second(self.drop(torch.relu(self.norm(self.first(x))))))
+
+
+NOISY = replace(SMALL, model="test_train:Noisy", model_options={}, optimizer="adam", lr=0.01)
+
+
+def content(folder: Path) -> tuple[bytes, dict[str, torch.Tensor]]:
+    return (folder / "records.jsonl").read_bytes(), load_file(folder / "checkpoint.safetensors")
+
+
+def assert_same(a: Path, b: Path) -> None:
+    """The same records byte for byte, the same final state bit for bit."""
+    (records, state), (records_b, state_b) = content(a), content(b)
+    assert records == records_b
+    assert state.keys() == state_b.keys()
+    assert all(torch.equal(state[key], state_b[key]) for key in state)
+
+
+# --- the order of the data
+
+
+def test_an_epoch_is_a_permutation_and_any_step_can_be_the_first():
+    whole = batches(130, 20, seed=3, start=0)
+    order = [next(whole) for _ in range(21)]
+    assert [len(b) for b in order[:7]] == [20] * 6 + [10]
+    epochs = [torch.cat(order[k : k + 7]) for k in (0, 7, 14)]
+    assert all(torch.equal(epoch.sort().values, torch.arange(130)) for epoch in epochs)
+    assert not torch.equal(epochs[0], epochs[1])
+    for start in (1, 6, 7, 20):
+        assert torch.equal(next(batches(130, 20, seed=3, start=start)), order[start])
+    assert not torch.equal(next(batches(130, 20, seed=4, start=0)), order[0])
+
+
+# --- what a step does, against loops written out
+
+
+def by_hand(config: Config, rule) -> list[torch.Tensor]:
+    """The weights after a loop over single parameters; `rule` makes one step of all of them."""
+    data = load("digits")
+    torch.manual_seed(config.seed)
+    widths = config.model_options["widths"]
+    net = nn.Sequential(nn.Linear(*widths[:2]), nn.ReLU(), nn.Linear(*widths[1:])).double()
+    weights = [p.detach().clone().requires_grad_() for p in net.parameters()]
+    order = batches(config.train_size, config.batch_size, config.seed, 0)
+    eye = torch.eye(10, dtype=torch.float64)
+
+    def gradient(w, index):
+        x, t = data.x_train[index].double(), eye[data.y_train[index]]
+        f = torch.relu(x @ w[0].T + w[1]) @ w[2].T + w[3]
+        return torch.autograd.grad(((f - t) ** 2).sum() / (10 * len(index)), w)
+
+    state: dict = {}
+    for t in range(1, config.steps + 1):
+        index = next(order)
+        weights = [
+            w.detach().requires_grad_()
+            for w in rule(config, weights, lambda w, i=index: gradient(w, i), state, t)
+        ]
+    return weights
+
+
+def sgd(config, weights, gradient, state, t):
+    return [w - config.lr * g for w, g in zip(weights, gradient(weights), strict=True)]
+
+
+def momentum(config, weights, gradient, state, t):
+    speed = state.setdefault("v", [0.0] * len(weights))
+    for k, g in enumerate(gradient(weights)):
+        speed[k] = 0.9 * speed[k] + g
+    return [w - config.lr * v for w, v in zip(weights, speed, strict=True)]
+
+
+def adam(config, weights, gradient, state, t):
+    m, v = (state.setdefault(key, [0.0] * len(weights)) for key in "mv")
+    new = []
+    for k, (w, g) in enumerate(zip(weights, gradient(weights), strict=True)):
+        m[k], v[k] = 0.9 * m[k] + 0.1 * g, 0.999 * v[k] + 0.001 * g**2
+        root = (v[k] / (1 - 0.999**t)).sqrt()
+        new.append(w - config.lr * m[k] / (1 - 0.9**t) / (root + 1e-8))
+    return new
+
+
+def sam(config, weights, gradient, state, t, scale=torch.ones_like):
+    g = gradient(weights)
+    T = [scale(w.detach()) for w in weights]
+    norm = sum(((a * b) ** 2).sum() for a, b in zip(T, g, strict=True)).sqrt()
+    worst = [
+        (w + config.radius * a**2 * b / norm).detach().requires_grad_()
+        for w, a, b in zip(weights, T, g, strict=True)
+    ]
+    return [w - config.lr * g for w, g in zip(weights, gradient(worst), strict=True)]
+
+
+def asam(config, weights, gradient, state, t):
+    return sam(config, weights, gradient, state, t, scale=lambda w: w.abs() + 0.01)
+
+
+@pytest.mark.parametrize("rule", [sgd, momentum, adam, sam, asam])
+def test_optimisers_do_what_their_papers_say(tmp_path, rule):
+    config = replace(SMALL, optimizer=rule.__name__, dtype="float64", steps=25, measure="end")
+    train(config, tmp_path / "run")
+    state = load_file(tmp_path / "run" / "checkpoint.safetensors")
+    names = ("1.weight", "1.bias", "3.weight", "3.bias")
+    expected = by_hand(config, rule)
+    for name, w in zip(names, expected, strict=True):
+        torch.testing.assert_close(state[f"network.{name}"], w.detach(), rtol=1e-9, atol=1e-11)
+
+
+# --- losses
+
+
+@pytest.mark.parametrize(
+    ("loss", "smoothing", "expected"),
+    [
+        ("mean_squared", 0.0, lambda f, y: ((f - F.one_hot(y, 10)) ** 2).sum() / (10 * len(y))),
+        ("half_squared", 0.0, lambda f, y: ((f - F.one_hot(y, 10)) ** 2).sum() / (2 * len(y))),
+        ("cross_entropy", 0.0, lambda f, y: -f.log_softmax(1)[range(len(y)), y].mean()),
+        ("half_squared", 0.2, lambda f, y: ((f - soft(y)) ** 2).sum() / (2 * len(y))),
+        ("cross_entropy", 0.2, lambda f, y: -(soft(y) * f.log_softmax(1)).sum(1).mean()),
+    ],
+)
+def test_losses_and_their_averages(loss, smoothing, expected):
+    config = replace(SMALL, loss=loss, label_smoothing=smoothing, dtype="float64")
+    state = training._State.start(config)
+    index = torch.arange(9)
+    f = state.network(state.train.x[index])
+    wanted = expected(f, state.train.y[index])
+    torch.testing.assert_close(training._step(state)(index), wanted.detach(), rtol=1e-12, atol=0)
+
+
+def soft(y):
+    return 0.8 * F.one_hot(y, 10).double() + 0.02
+
+
+def test_targets_stay_ten_dimensional_with_two_classes(tmp_path):
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(40, 64)).astype(np.float32), np.arange(40) % 2
+    np.savez(tmp_path / "two.npz", x=x, y=y)
+    config = replace(SMALL, data=f"npz:{tmp_path}/two.npz", train_size=None, steps=1)
+    records = train(config, tmp_path / "run")
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+    target = F.one_hot(torch.from_numpy(y), 10).float()
+    expected = (net(torch.from_numpy(x)) - target).square().mean().item()
+    assert records["train_loss"][0] == pytest.approx(expected, rel=1e-6)
+    assert "test_loss" not in records  # there is no test part
+    assert "generalization_gap" not in records
+
+
+def test_float_targets_have_losses_and_no_accuracy(tmp_path):
+    generator = np.random.default_rng(0)
+    arrays = {k: generator.normal(size=(30, 64 if k[0] == "x" else 10)) for k in ("x", "y")}
+    arrays |= {f"{k}_test": v[:7] for k, v in arrays.items()}
+    np.savez(tmp_path / "floats.npz", **arrays)
+    config = replace(SMALL, data=f"npz:{tmp_path}/floats.npz", train_size=None)
+    records = train(config, tmp_path / "run")
+    smoothed = train(replace(config, label_smoothing=0.5), tmp_path / "smoothed")
+    assert smoothed.equals(records)  # there are no labels to smooth
+    assert records["train_loss"].iloc[-1] < records["train_loss"].iloc[0]
+    assert "loss_gap" in records
+    assert "train_accuracy" not in records
+
+
+# --- records
+
+
+def test_records_say_what_measure_and_a_plain_evaluation_say(tmp_path):
+    config = replace(SMALL, steps=40, measure="at:0,30", evaluate=50)
+    records = train(config, tmp_path / "run").to_dict("records")
+    assert [r["step"] for r in records] == [0, 30, 40]
+    data = load("digits")
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+    state = load_file(tmp_path / "run" / "checkpoint.safetensors")
+    net.load_state_dict({name: state[f"network.{name}"] for name in net.state_dict()})
+    m = fl.measure(net, data.x_train[:10], data.y_train[:10]).to_dict()
+    last = records[-1]
+    assert {name: last[name] for name in m} == m
+    loss, right = {}, {}
+    for part, x, y in (("train", data.x_train, data.y_train), ("test", data.x_test, data.y_test)):
+        f = net(x[:50])
+        loss[part] = (f - F.one_hot(y[:50], 10)).square().mean().item()
+        right[part] = 100 * (f.argmax(1) == y[:50]).double().mean().item()
+        assert last[f"{part}_loss"] == pytest.approx(loss[part], rel=1e-6)
+        assert last[f"{part}_accuracy"] == pytest.approx(right[part], abs=1e-9)
+    assert last["generalization_gap"] == pytest.approx(right["train"] - right["test"])
+    assert last["loss_gap"] == pytest.approx(loss["test"] - loss["train"], rel=1e-4)
+    frame = read_runs(tmp_path)
+    assert frame["step"].tolist() == [0, 30, 40]
+    assert set(frame["lr"]) == {0.1}
+
+
+def test_quantities_can_be_chosen(tmp_path):
+    records = train(replace(SMALL, steps=1, quantities=("mls", "nmls")), tmp_path / "run")
+    assert {"mls", "nmls", "train_loss"} <= set(records)
+    assert "sharpness" not in records
+
+
+def test_measuring_and_checkpoints_change_nothing(tmp_path):
+    train(replace(NOISY, measure="end"), tmp_path / "a")
+    train(replace(NOISY, measure="every:3", checkpoint_every=2), tmp_path / "b")
+    a, b = content(tmp_path / "a"), content(tmp_path / "b")
+    assert all(torch.equal(a[1][key], b[1][key]) for key in a[1])
+    assert a[0].splitlines()[-1] == b[0].splitlines()[-1]
+
+
+def test_the_callers_threads_and_random_numbers_stay(tmp_path):
+    torch.manual_seed(5)
+    before = torch.get_rng_state(), torch.get_num_threads(), signal.getsignal(signal.SIGINT)
+    train(replace(NOISY, steps=1, measure="end", threads=2), tmp_path / "run")
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1:] == (torch.get_num_threads(), signal.getsignal(signal.SIGINT))
+
+
+# --- stopped and started again
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    train(NOISY, folder)
+    return folder
+
+
+@pytest.mark.parametrize("method", ["append", "checkpoint"])
+@pytest.mark.parametrize("when", [1, 2, 4])
+def test_a_failure_while_writing_loses_nothing(tmp_path, monkeypatch, unbroken, method, when):
+    real, calls = getattr(Run, method), []
+
+    def failing(*arguments):
+        calls.append(0)
+        if len(calls) == when:
+            raise OSError("no space left")
+        real(*arguments)
+
+    monkeypatch.setattr(Run, method, failing)
+    with pytest.raises(OSError, match="no space"):
+        train(NOISY, tmp_path / "run")
+    train(NOISY, tmp_path / "run")
+    assert_same(tmp_path / "run", unbroken)
+
+
+def test_a_torn_line_is_computed_again(tmp_path, unbroken):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "finish", lambda _: os.kill(os.getpid(), 0))
+        train(NOISY, tmp_path / "run")
+    assert not (tmp_path / "run" / "done").exists()
+    (tmp_path / "run" / "checkpoint.safetensors").unlink()  # so that all is repeated
+    records = tmp_path / "run" / "records.jsonl"
+    records.write_bytes(records.read_bytes()[:-40])
+    train(NOISY, tmp_path / "run")
+    assert_same(tmp_path / "run", unbroken)
+
+
+def test_control_c_finishes_the_step_and_keeps_it(tmp_path, monkeypatch, unbroken):
+    real = training._State.record
+
+    def interrupted(self, step):
+        if step == 20:
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(self, step)
+
+    monkeypatch.setattr(training._State, "record", interrupted)
+    config = replace(NOISY, checkpoint_every=1_000)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run")
+    with Run.open(tmp_path / "run") as run:
+        assert [r["step"] for r in run.records] == [0, 20]
+        assert run.restore()[1] == {"step": 20}
+    train(config, tmp_path / "run")
+    assert_same(tmp_path / "run", unbroken)
+
+
+def test_a_finished_run_is_read_not_repeated(tmp_path, monkeypatch):
+    first = train(SMALL, tmp_path / "run")
+    monkeypatch.setattr(training._State, "start", None)
+    assert train(SMALL, tmp_path / "run").equals(first)
+
+
+def test_another_config_is_refused_and_changes_nothing(tmp_path):
+    train(SMALL, tmp_path / "run")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
+    with pytest.raises(FlatlensError, match=r"lr=0.1, not 0.2"):
+        train(replace(SMALL, lr=0.2), tmp_path / "run")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
+
+
+def slow_enough(folder: Path) -> None:
+    """What the killed processes run: half a second of training, with much writing."""
+    train(replace(NOISY, steps=100, measure="every:5", checkpoint_every=7), folder)
+
+
+def test_killed_at_random_moments_it_ends_with_the_same_records(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    context = multiprocessing.get_context("forkserver")  # imports torch once, not at every start
+    context.set_forkserver_preload(["test_train", "pandas", "flatlens.measurement"])
+    duration = -1.0
+    for _ in range(2):  # the second time the server is there
+        began = time.monotonic()
+        process = context.Process(target=slow_enough, args=(tmp_path / f"whole{duration}",))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        whole, duration = tmp_path / f"whole{duration}", time.monotonic() - began
+    broken, moments, stops = tmp_path / "broken0", random.Random(0), 0
+    for k in range(KILLS):
+        process = context.Process(target=slow_enough, args=(broken,))
+        process.start()
+        process.join(moments.uniform(0, duration))
+        if process.exitcode is None:
+            stops += 1
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+        if (broken / "done").exists():  # as far as it can go: killed enough, the next one
+            assert_same(broken, whole)
+            broken = tmp_path / f"broken{k + 1}"
+    slow_enough(broken)
+    assert_same(broken, whole)
+    assert stops > 0  # how many depends on the machine
+
+
+# --- refusals and the command line
+
+REFUSED = {
+    "Unknown model 'nosuch'": {"model": "nosuch"},
+    "Unknown data 'nosuch'": {"data": "nosuch"},
+    "train_size is 1001, but digits has only 1000": {"train_size": 1001},
+    "samples is 200, but there are only 130": {"samples": 200},
+    "input of shape [1, 64]": {"model": "lenet", "model_options": {}},
+    "the class 9, but the network only the outputs 0 to 4": {"model_options": {"widths": (64, 5)}},
+    "outputs of shape [n, N]": {
+        "model": "torch.nn:Unflatten",
+        "model_options": {"dim": 1, "unflattened_size": (8, 8)},
+    },
+    "no parameters to train": {"model": "torch.nn:Identity", "model_options": {}},
+    "diverged: its loss is": {"lr": 1e6},
+    "quantity 'love' is unknown": {"quantities": ("love",)},
+    "device 'abacus'": {"device": "abacus"},
+    "device 'meta'": {"device": "meta"},
+    "1.weight of the model mlp has shape [0, 64]": {"model_options": {"widths": (64, 0, 10)}},
+    "classes takes a whole number, not (0, 1)": {
+        "data": "synthetic:gaussians",
+        "classes": (0, 1),
+    },
+    "given classes twice": {"classes": (0, 1), "data_options": {"classes": 2}},
+    "batch of one sample (Expected more than 1 value per channel": {
+        "model": "test_train:Noisy",
+        "model_options": {},
+        "train_size": 121,
+    },
+}
+if not torch.cuda.is_available():
+    REFUSED["device 'cuda'"] = {"device": "cuda"}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_refusals(tmp_path, reason):
+    with pytest.raises(FlatlensError) as caught:
+        train(replace(SMALL, **REFUSED[reason]), tmp_path / "run")
+    assert reason in str(caught.value)
+
+
+def test_a_refused_run_leaves_its_folder_to_the_corrected_one(tmp_path):
+    options = {"widths": (64, 12, 10), "activation": "foo"}
+    with pytest.raises(FlatlensError, match="Unknown activation 'foo'"):
+        train(replace(SMALL, model_options=options), tmp_path / "run")
+    train(SMALL, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["config"] == SMALL.identity
+
+
+def test_a_run_made_before_a_field_was_added_has_its_default(tmp_path):
+    train(SMALL, tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    content = json.loads(path.read_text())
+    del content["config"]["evaluate"]
+    path.write_text(json.dumps(content))
+    assert len(train(SMALL, tmp_path / "run")) == 4
+    with pytest.raises(FlatlensError, match="evaluate=None, not 50"):
+        train(replace(SMALL, evaluate=50), tmp_path / "run")
+
+
+def test_a_done_run_without_records_is_refused(tmp_path):
+    train(SMALL, tmp_path / "run")
+    (tmp_path / "run" / "records.jsonl").write_bytes(b"")
+    with pytest.raises(FlatlensError, match="is done but has no records; delete it"):
+        train(SMALL, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "meta"),
+    [({"network.weight": torch.ones(2)}, {"step": 1}), ({}, {}), (None, {"epoch": 1})],
+)
+def test_a_checkpoint_of_something_else_is_refused(tmp_path, tensors, meta):
+    with Run.open(tmp_path / "run", SMALL.identity) as run:
+        own = training._State.start(SMALL).tensors()
+        run.checkpoint(own if tensors is None else tensors, meta)
+    with pytest.raises(FlatlensError, match=r"is not of this run .*; delete it"):
+        train(SMALL, tmp_path / "run")
+
+
+WORDS = "--model-options.widths [64,12,10] --steps 60 --train-size 130 --samples 10 --measure 20"
+
+
+def test_the_command_is_the_function(tmp_path, capsys):
+    train(SMALL, tmp_path / "a")
+    words = ["train", *WORDS.split(), "--checkpoint-every", "7", "--out", str(tmp_path / "b")]
+    assert cli.main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert_same(tmp_path / "a", tmp_path / "b")
+    assert told == json.loads(content(tmp_path / "a")[0].splitlines()[-1])
+    assert cli.main(words) == 0  # done already
+    assert "sharpness" in capsys.readouterr().out
+
+
+def test_options_come_before_the_file_and_the_folder_is_named_after_both(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text("lr = 0.5\nsteps = 3\n[model_options]\nwidths = [64, 5, 10]\n")
+    assert cli.main(["train", "--config", "run.toml", "--lr", "0.25", "--measure", "end"]) == 0
+    config = Config(model_options={"widths": (64, 5, 10)}, lr=0.25, steps=3, measure="end")
+    assert (tmp_path / "runs" / config.name / "done").exists()
+    assert f"Run: {Path('runs') / config.name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("--lr -1", "The field lr is -1.0"),
+        ("--optimizer lion", "one of sgd, momentum, adam, sam, asam"),
+        ("--measure never", "The field measure is 'never'"),
+        ("--steps some", "--steps"),
+        ("--config none.toml", "none.toml: No such file"),
+    ],
+)
+def test_the_command_refuses_in_one_sentence(tmp_path, monkeypatch, capsys, words, reason):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", *words.split()]) == 2
+    told = capsys.readouterr()
+    assert reason in told.err
+    assert told.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_shows_an_example_and_every_field(capsys):
+    assert cli.main(["train", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert "flatlens train" in told.split("Example")[1]
+    assert all(f"--{name.replace('_', '-')}" in told for name in Config().to_dict())
+
+
+def test_snapshots_hold_the_weights_of_every_record(tmp_path: Path) -> None:
+    config = replace(SMALL, snapshots=True)
+    train(config, tmp_path / "a")
+    train(SMALL, tmp_path / "b")
+    records = [(tmp_path / run / "records.jsonl").read_bytes() for run in "ab"]
+    assert records[0] == records[1]
+    assert config.name == SMALL.name
+    steps = [json.loads(line)["step"] for line in records[0].splitlines()]
+    files = sorted((tmp_path / "a" / "snapshots").iterdir())
+    assert [int(file.stem) for file in files] == steps
+    last, checkpoint = load_file(files[-1]), load_file(tmp_path / "a" / "checkpoint.safetensors")
+    assert all(torch.equal(value, checkpoint[f"network.{key}"]) for key, value in last.items())
+    assert not (tmp_path / "b" / "snapshots").exists()
