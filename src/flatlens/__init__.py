@@ -30,8 +30,7 @@ if TYPE_CHECKING:
         volume,
         weighted_nmls,
     )
-    from flatlens.passes.exact import probe
-    from flatlens.passes.sketch import sketch
+    from flatlens.passes.probing import probe, sketch
     from flatlens.probes import InputProbe, LayerProbe, ParameterProbe, Probe, Sketch
     from flatlens.runs import Run, read_runs
     from flatlens.track import Tracker, at, every, log_spaced, on_interpolation
@@ -91,8 +90,7 @@ _HOMES = {
         *("mls", "nmls", "nmls_through", "weighted_nmls", "normalized_mls", "input_invariant_mls"),
         *("volume", "log_volume", "network_volume", "local_dimension"),
     ),
-    "passes.exact": ("probe",),
-    "passes.sketch": ("sketch",),
+    "passes.probing": ("probe", "sketch"),
     "probes": ("InputProbe", "LayerProbe", "ParameterProbe", "Probe", "Sketch"),
     "runs": ("Run", "read_runs"),
     "track": ("Tracker", "at", "every", "log_spaced", "on_interpolation"),

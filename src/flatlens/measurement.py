@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,10 +17,11 @@ from flatlens.capture.inputs import Inputs, batches, kept
 from flatlens.errors import FlatlensError
 from flatlens.inequalities.table import Bounds, bounds, layer_bounds
 from flatlens.losses import Custom, Loss, get_loss, targets
-from flatlens.merging import gathered, needs_group
 from flatlens.metrics import METRICS, Metric, layer_row
-from flatlens.passes.exact import Pass, Root, probe_batches
-from flatlens.passes.sketch import check_arguments, sketch_batches
+from flatlens.passes.distributed import gathered, needs_group
+from flatlens.passes.probing import check_arguments
+from flatlens.passes.request import Request, Root, SketchOptions
+from flatlens.passes.run import look
 from flatlens.probes import Array, Probe
 
 if TYPE_CHECKING:
@@ -231,19 +232,13 @@ def measure(
         raise FlatlensError(f"{own[0]} takes passes of its own; leave it out where distributed")
     if distributed and budget is not None:
         raise FlatlensError("a budget may choose otherwise in each process; give method= instead")
-    options: dict[str, Any] = {
-        "chunk": chunk,
-        "memory": memory,
-        "output": output,
-        "weight_norm": weight_norm,
-    }
-    short = plain and method != "sketch" and one_pass == ["sharpness"] and not own
-    kind: dict[str, Any] = {"short": short, "adaptive": "adaptive_sharpness" in one_pass}
-    look: Callable[..., Probe] = partial(probe_batches, run=partial(Pass, **kind))
-    if method != "exact":
-        options |= {"directions": directions, "seed": seed, "rtol": rtol, **kind}
-        options |= {"auto": method == "auto", "budget": budget, "layer_top": 1}
-        look = sketch_batches
+    request = Request(
+        method=method,  # type: ignore[arg-type]
+        output=output, chunk=chunk, memory=memory, weight_norm=weight_norm,
+        sharpness_alone=plain and method != "sketch" and one_pass == ["sharpness"] and not own,
+        adaptive="adaptive_sharpness" in one_pass, budget=budget,
+        sketch=SketchOptions(directions, seed, rtol, layer_top=1),
+    )  # fmt: skip
     found: list[Any] = []
 
     def inputs() -> Iterator[Inputs]:
@@ -253,7 +248,7 @@ def measure(
             yield batch
 
     def seen(root: Root | None) -> Probe:
-        p = look(model, inputs(), root=root, **options)
+        p = look(model, inputs(), replace(request, root=root))
         return gathered(p) if distributed else p
 
     p = seen(None)

@@ -28,14 +28,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from flatlens.algebra.traces import LIMIT, Estimate, top_eigenvalue, trace
+from flatlens.algebra.traces import LIMIT, Estimate, eigenvalue, trace
 from flatlens.capture.inputs import Inputs, batches, kept
 from flatlens.curvature.hessians import Network, network, surface
 from flatlens.curvature.layerwise import normalized_sharpness, relative_flatness
 from flatlens.errors import FlatlensError
 from flatlens.losses import Custom, Loss, get_loss
 from flatlens.metrics import adaptive_sharpness, sharpness
-from flatlens.passes.exact import probe_batches
+from flatlens.passes.request import Request
+from flatlens.passes.run import look
 from flatlens.probes import Probe
 
 __all__ = [
@@ -143,8 +144,7 @@ def _gauss_newton(model: nn.Module, x: Any, loss: Loss, output: Any, chunk: int 
 
     root = None if loss.name == "half_squared" else lambda f, _: loss.root(f).mT
     inputs = (batch for batch, _ in batches(x))
-    options = {"chunk": chunk, "memory": None, "output": output, "weight_norm": "operator"}
-    return probe_batches(model, inputs, root=root, **options)
+    return look(model, inputs, Request(root=root, chunk=chunk, output=output))
 
 
 def adaptive_sharpness_sampled(
@@ -328,7 +328,7 @@ def lambda_max(
     if rtol <= 0 or max_iter < 1:
         raise FlatlensError("give rtol above 0 and one iteration or more")
     with surface(model, x, y, loss, output, chunk) as s:
-        return top_eigenvalue(s.products, s.like, s.P, rtol=rtol, max_iter=max_iter, seed=seed)
+        return eigenvalue(s.products, s.like, s.P, rtol=rtol, max_iter=max_iter, seed=seed)
 
 
 def edge_of_stability(

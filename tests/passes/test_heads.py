@@ -6,7 +6,8 @@ from torch import nn
 from traps import ZOO
 
 import flatlens as fl
-from flatlens.passes import products
+from flatlens.passes import exact
+from flatlens.passes.rows import NeedsEachOutputError
 
 NARROW = ["narrow_head", "narrow_head_then_sigmoid", "narrow_head_then_softmax_reshaped"]
 NARROW += ["narrow_head_of_lower_rank", "narrow_head_frozen"]
@@ -17,13 +18,13 @@ WIDE += ["narrow_head_used_twice", "narrow_head_weight_normed", "narrow_head_on_
 @pytest.mark.parametrize("name", NARROW + WIDE)
 def test_products_are_saved_only_behind_a_head(name, monkeypatch):
     seen = []
-    real = products.Products._rows
+    real = exact.collect
 
-    def counted(self, again):
-        seen.append((self.N, self.outputs))
-        return real(self, again)
+    def counted(setup, *options):
+        seen.append((setup.count, setup.outputs))
+        return real(setup, *options)
 
-    monkeypatch.setattr(products.Products, "_rows", counted)
+    monkeypatch.setattr(exact, "collect", counted)
     case = ZOO[name]()
     p = fl.probe(case.model, case.x)
     assert {outputs for _, outputs in seen} == {p.N}
@@ -46,9 +47,9 @@ def test_where_a_head_is_lost_in_rounding_each_output_is_asked(method, monkeypat
     want = fl.measure(case.model, case.x)["sharpness"]
 
     def lost(*_):
-        raise products.NeedsEachOutputError
+        raise NeedsEachOutputError
 
-    monkeypatch.setattr(products.Products, "_check_head", lost)
+    monkeypatch.setattr(exact, "check_head", lost)
     m = fl.measure(case.model, case.x, method=method)
     assert m["sharpness"] == pytest.approx(want, rel=1e-12)
 

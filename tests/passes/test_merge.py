@@ -147,7 +147,7 @@ def test_sketched_shares_are_the_sketch_of_the_whole(name, split):
 def test_a_share_that_did_not_converge_is_not_forgotten(monkeypatch):
     case = ZOO["plain_mlp"]()
     good = probed("plain_mlp", 0, 1, sketched=True)
-    monkeypatch.setattr("flatlens.passes.sketch.MAX_STEPS", 1)
+    monkeypatch.setattr("flatlens.passes.sketched_spectra.MAX_STEPS", 1)
     bad = fl.sketch(case.model, case.x[1:2], directions=2, top=1)
     assert not bad.sketch.converged
     merged = good.merge(bad)

@@ -11,10 +11,11 @@ from traps import ZOO
 import flatlens as fl
 from flatlens.algebra import spectra
 from flatlens.algebra import weight_gradients as weights
-from flatlens.capture import positions as layers
-from flatlens.capture import recorder as capture
-from flatlens.passes import exact as passes
-from flatlens.passes import products
+from flatlens.capture.graph import Graph
+from flatlens.capture.kinds import normalisation
+from flatlens.capture.recording import Recording
+from flatlens.passes import arrangement, independence, layer_columns, run
+from flatlens.passes.positions import Positions
 
 CHECKS = [
     test_zoo.test_input,
@@ -43,7 +44,7 @@ def compare(monkeypatch):
 
 def no_clones(patch) -> None:
     """Keep what a layer read and gave as it stands, though it is overwritten in place."""
-    patch(capture.Recorder, "overwritten", lambda self: frozenset())
+    patch(Recording, "overwritten", lambda self: frozenset())
 
 
 def added_norms(patch) -> None:
@@ -55,51 +56,52 @@ def added_norms(patch) -> None:
         plain, adaptive = sum(s.plain for s in sums), sum(s.adaptive for s in sums)
         return weights.WeightSums(plain, adaptive, sums[0].invariant)
 
-    patch(products, "weight_gradient", parts)
+    patch(layer_columns, "weight_gradient", parts)
 
 
 def no_biases(patch) -> None:
-    rows = layers.Positions.bias_rows
-    patch(layers.Positions, "bias_rows", lambda self: torch.zeros_like(rows(self)))
-    patch(layers.Positions, "single", False)  # where they would not be asked for
+    rows = Positions.bias_rows
+    patch(Positions, "bias_rows", lambda self: torch.zeros_like(rows(self)))
+    patch(Positions, "row_is_bias_gradient", False)  # where they would not be asked for
 
 
 def no_norm_parameters(patch) -> None:
     """Scale and shift of a norm layer as constants, not as one copy per sample."""
-    affine = capture._affine
+    affine = normalisation.affine
 
     def constant(recorder, normed, weight, bias, view):
         weight, bias = (None if t is None else t.detach() for t in (weight, bias))
         return affine(recorder, normed, weight, bias, view)
 
-    patch(capture, "_affine", constant)
+    patch(normalisation, "affine", constant)
 
 
 def samples_outside(patch) -> None:
     """Take the samples of every flattened dimension for the slow index."""
-    find = passes._call_layout
+    find = arrangement.call_layout
 
     def outer(one, two):
         layout = find(one, two)
         return layout and dataclasses.replace(layout, inner=False)
 
-    patch(passes, "_call_layout", outer)
+    patch(arrangement, "call_layout", outer)
 
 
 def unchecked(patch) -> None:
     """Do not measure some samples without the others."""
-    patch(passes.Pass, "_check_alone", lambda self, inputs, forward: None)
+    patch(run, "check_subset", lambda *_: None)
 
 
 def anyones_rows(patch) -> None:
     """Do not look whose outputs a row reaches."""
-    patch(passes.Pass, "_check_owners", lambda self, forward, some: None)
+    patch(arrangement, "check_owners", lambda *_: None)
+    patch(independence, "check_owners", lambda *_: None)
 
 
 def one_use_each(patch) -> None:
     """Believe that every parameter in the graph is used once."""
-    count = capture.Graph.uses
-    patch(capture.Graph, "uses", lambda self, leaf: min(1, count(self, leaf)))
+    count = Graph.uses
+    patch(Graph, "uses", lambda self, leaf: min(1, count(self, leaf)))
 
 
 def gram_only(patch) -> None:
@@ -109,7 +111,7 @@ def gram_only(patch) -> None:
 
 def through_for_total(patch) -> None:
     """Take the derivative through a layer for that by the tensor which enters it."""
-    patch(capture.Graph, "alone", lambda self, edge: True)
+    patch(Graph, "read_once", lambda self, edge: True)
 
 
 BREAKS: dict[str, tuple[Callable | tuple, list[str]]] = {

@@ -20,7 +20,7 @@ from traps import ZOO, Case, Net, enter, made, parameter, shaken
 import flatlens as fl
 from flatlens.capture.inputs import select_output
 from flatlens.metrics import layer_row
-from flatlens.passes.sketch import MAX_DIRECTIONS, SketchRun
+from flatlens.passes.sketch import MAX_DIRECTIONS, SketchStrategy
 from flatlens.probes import Probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
@@ -400,7 +400,8 @@ def test_directions_end_where_the_exact_pass_would(monkeypatch):
     """The first chunk was met with few directions; another one takes no more than all products."""
     case = NETWORKS["wide"]()
     x = case.x[:2] * torch.tensor([[0.01], [100.0]])
-    monkeypatch.setattr(SketchRun, "_wanted", lambda s, total, count: 600.0 if s.chunks else 0.0)
+    needed = lambda s, replicates: 600.0 if s.replicates else 0.0  # noqa: E731
+    monkeypatch.setattr(SketchStrategy, "_directions_needed", needed)
     p = fl.sketch(case.model, x, directions=200, rtol=0.001, chunk=1, top=1, tolerance=10.0)
     assert p.sketch is not None
     assert p.notes == ["rtol=0.001 was not met within 600 directions"]
@@ -601,7 +602,7 @@ def test_narrow_head_is_exact_where_that_is_as_cheap():
 
 
 def test_unconverged_is_flagged_and_noted(monkeypatch):
-    monkeypatch.setattr("flatlens.passes.sketch.MAX_STEPS", 3)
+    monkeypatch.setattr("flatlens.passes.sketched_spectra.MAX_STEPS", 3)
     model = nn.Sequential(nn.Linear(70, 70), nn.Tanh(), nn.Linear(70, 70)).double()
     x = torch.randn(2, 70).double()
     m = fl.measure(model, x, method="sketch", directions=4)
@@ -613,7 +614,7 @@ def test_unconverged_is_flagged_and_noted(monkeypatch):
     exact = fl.probe(model, x)
     assert (m.probe.input.singular[:, 0] <= exact.input.singular[:, 0] * (1 + 1e-9)).all()
     assert np.isnan(m.probe.input.singular[:, 1:]).all()  # what is not known is not given
-    monkeypatch.setattr("flatlens.passes.sketch.MAX_STEPS", 100)
+    monkeypatch.setattr("flatlens.passes.sketched_spectra.MAX_STEPS", 100)
     m = fl.measure(model, x, method="sketch", directions=4)
     assert m["spectra_converged"] == 1
     assert m.probe.notes == []

@@ -12,11 +12,10 @@ from torch import nn
 from traps import UNEVEN, ZOO
 
 import flatlens as fl
-from flatlens.algebra.operator_norms import lanczos_norm
+from flatlens import tuning
+from flatlens.algebra.operator_norms import norm_by_products
 from flatlens.inequalities.table import NOT_ADAPTIVE
 from flatlens.metrics import METRICS
-from flatlens.passes import exact as passes
-from flatlens.passes import products
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch about even kernels
 every_case = pytest.mark.parametrize("name", ZOO)
@@ -174,7 +173,7 @@ def test_norms_by_iteration_of_a_few_distinct_values():
         values = torch.rand(k, generator=g, dtype=torch.float64)
         values[0] *= (seed + 1) % 2
         d = values[torch.randint(k, (n,), generator=g)]
-        found = lanczos_norm(lambda v, d=d: d * d * v, d)
+        found = norm_by_products(lambda v, d=d: d * d * v, d)
         assert within(found.value, float(d.max()), found.slack), seed
         assert found.slack <= 1e-6
 
@@ -217,8 +216,8 @@ def test_chunks_change_nothing(name):
 
 @every_case
 def test_products_in_batches_change_nothing(name, monkeypatch):
-    monkeypatch.setattr(products, "MANY_PRODUCTS", 1)
-    monkeypatch.setattr(products, "BATCHED_ROWS", 6)
+    monkeypatch.setattr(tuning, "MANY_PRODUCTS", 1)
+    monkeypatch.setattr(tuning, "BATCHED_ROWS", 6)
     same_numbers(name)
 
 
@@ -400,7 +399,7 @@ def test_weight_norm_selects(name, choice):
 @every_case
 @pytest.mark.parametrize("at_once", [1, 10])
 def test_sharpness_alone(name, at_once, monkeypatch):
-    monkeypatch.setattr(passes, "AT_ONCE", at_once)
+    monkeypatch.setattr(tuning, "PRODUCTS_AT_ONCE", at_once)
     case, t = ZOO[name](), truth(name)
     m = fl.measure(case.model, case.x, output=case.output, quantities=["sharpness"])
     assert list(m.values) == ["sharpness"]

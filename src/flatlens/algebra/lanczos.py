@@ -1,10 +1,10 @@
-"""The largest singular values of many operators at once, from products with A A^T alone.
+"""One Lanczos iteration for all that needs extreme eigenvalues from products alone.
 
-All samples of a batch take each step together, each with vectors of its own. To find the ``top``
-largest values, as many vectors start (block Lanczos): from one alone, a value that occurs several
-times (equal tokens, each with an output of its own) would be seen once. Full orthogonalisation; the
-coefficients are float64. A value comes with the residual of its Ritz pair: some eigenvalue of A A^T
-lies within that of theta, and Ritz values never exceed the largest.
+:class:`Krylov` extends a Krylov space block by block, for many operators at once. Three users read
+it: ``top_singular`` (singular values of every sample's Jacobian), ``top_eigenvalue`` (a Hessian)
+and ``largest_eigenvalue`` (the operator norm of a layer). Each value comes with the residual of its
+Ritz pair: some eigenvalue lies within the residual of the Ritz value, and Ritz values never exceed
+the largest eigenvalue.
 """
 
 from __future__ import annotations
@@ -12,9 +12,68 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+Product = Callable[[Tensor], Tensor]
+
+
+class Krylov:
+    """The Krylov space of b symmetric operators of size n, grown from a block of start vectors.
+
+    Every new vector is orthogonalised against all earlier ones. The coefficients are float64.
+
+    Attributes:
+        basis: orthonormal vectors by operator, [b, room, n]; the first ``steps`` are in use.
+        T: the operator in this basis, [b, room, room].
+        steps: number of basis vectors in use.
+        last_block: where the last block begins.
+        fresh: what the operator adds to the space beyond the basis, one vector per last block's.
+    """
+
+    def __init__(self, product: Product, start: list[Float[Tensor, "b n"]], room: int) -> None:
+        b, n = start[0].shape
+        self.product = product
+        self.basis = start[0].new_zeros(b, min(max(room, len(start)), n), n)
+        width = self.basis.shape[1]
+        self.T = start[0].new_zeros(b, width, width, dtype=torch.float64)
+        self.steps, self.last_block, self.fresh = 0, 0, list(start)
+
+    def extend(self) -> None:
+        """Add a block: orthonormalise the fresh vectors and multiply them by the operator."""
+        n = self.basis.shape[2]
+        eps = torch.finfo(self.basis.dtype).eps
+        noise = 64 * eps * self.T.abs().amax((1, 2))
+        self.last_block, self.steps = self.steps, min(self.steps + len(self.fresh), n)
+        for j in range(self.last_block, self.steps):
+            v = _orthogonal(self.fresh[j - self.last_block], self.basis[:, :j])
+            # Where only rounding is left the basis spans an invariant space; a random vector leads
+            # out of it.
+            lost = v.double().norm(dim=1) <= noise
+            if bool(lost.any()):
+                other = _orthogonal(random_vector(v, n + j), self.basis[:, :j])
+                v = torch.where(lost[:, None], other, v)
+            self.basis[:, j] = v / v.norm(dim=1, keepdim=True)
+        known = self.basis[:, : self.steps]
+        for j in range(self.last_block, self.steps):
+            w = self.product(self.basis[:, j])
+            coefficients = (known.double() @ w.double()[..., None]).squeeze(-1)
+            self.T[:, j, : self.steps] = self.T[:, : self.steps, j] = coefficients
+            self.fresh[j - self.last_block] = _orthogonal(w, known)
+
+    def ritz(self, top: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the ``top`` largest Ritz values (descending), their vectors and residuals.
+
+        The vectors are coordinates in the basis, [b, steps, top].
+        """
+        values, vectors = torch.linalg.eigh(self.T[:, : self.steps, : self.steps])
+        vectors = vectors[..., -top:].flip(-1)
+        fresh = torch.stack(self.fresh[: self.steps - self.last_block], 2).double()
+        residual = (fresh @ vectors[:, self.last_block :]).norm(dim=1)
+        complete = self.steps == self.basis.shape[2]
+        return values[:, -top:].flip(-1), vectors, residual * (not complete)
 
 
 class Top(NamedTuple):
@@ -26,63 +85,175 @@ class Top(NamedTuple):
 
 
 def top_singular(
-    gram: Callable[[Tensor], Tensor],
+    gram: Product,
     start: Float[Tensor, "b n"],
     top: int = 1,
     tolerance: float = 1e-4,
     max_steps: int = 100,
 ) -> Top:
-    """The ``top`` largest singular values of b operators from v -> A A^T v on [b, n].
+    """Find the ``top`` largest singular values of b operators from v -> A A^T v on [b, n].
 
-    ``tolerance`` bounds the residual relative to theta = sigma^2, so that sigma is off by half of
-    it at most (and, as a rule, by its square).
+    As many vectors start as values are wanted: from a single one, a value that occurs several times
+    (equal tokens, each with an output of its own) would be seen once.
+
+    Args:
+        gram: the product with A A^T, for all operators at once.
+        start: a start vector for each operator.
+        top: number of singular values.
+        tolerance: largest residual, relative to sigma_1^2. Then sigma is off by at most half of it,
+            and as a rule by its square.
+        max_steps: most products.
+
+    Returns:
+        The values, whether each converged, and the number of products.
 
     >>> A = torch.diag(torch.arange(1.0, 9.0, dtype=torch.float64)).expand(2, 8, 8)
     >>> v = torch.linspace(1, 2, 8, dtype=torch.float64).expand(2, 8)
-    >>> found = top_singular(lambda v: (A @ (A.mT @ v[..., None]))[..., 0], v, top=2)
-    >>> found.values[0].round(decimals=6).tolist(), bool(found.converged.all())
+    >>> result = top_singular(lambda v: (A @ (A.mT @ v[..., None]))[..., 0], v, top=2)
+    >>> result.values[0].round(decimals=6).tolist(), bool(result.converged.all())
     ([8.0, 7.0], True)
     """
-    b, n = start.shape
-    top, eps = min(top, n), torch.finfo(start.dtype).eps
-    basis = start.new_zeros(b, min(max(max_steps, top), n), n)
-    T = start.new_zeros(b, basis.shape[1], basis.shape[1], dtype=torch.float64)
-    fresh = [start, *(_random(start, seed) for seed in range(1, top))]
-    steps = 0
+    n, eps = start.shape[1], torch.finfo(start.dtype).eps
+    top = min(top, n)
+    block = [start, *(random_vector(start, seed) for seed in range(1, top))]
+    space = Krylov(gram, block, max_steps)
     while True:
-        noise = 64 * eps * T.abs().amax((1, 2))
-        first, steps = steps, min(steps + top, n)
-        for j in range(first, steps):
-            v = _off(fresh[j - first], basis[:, :j])
-            # Where only rounding is left the basis spans an invariant space; a random vector leads
-            # out of it.
-            lost = v.double().norm(dim=1) <= noise
-            if bool(lost.any()):
-                v = torch.where(lost[:, None], _off(_random(v, n + j), basis[:, :j]), v)
-            basis[:, j] = v / v.norm(dim=1, keepdim=True)
-        known = basis[:, :steps]
-        for j in range(first, steps):
-            w = gram(basis[:, j])
-            T[:, j, :steps] = T[:, :steps, j] = (known.double() @ w.double()[..., None]).squeeze(-1)
-            fresh[j - first] = _off(w, known)
-        values, vectors = torch.linalg.eigh(T[:, :steps, :steps])
-        theta = values[:, -top:].flip(-1).clamp(min=0)
-        left = torch.stack(fresh[: steps - first], 2).double() @ vectors[:, first:, -top:].flip(-1)
-        residual = left.norm(dim=1) * (steps < n)
+        space.extend()
+        theta, _, residual = space.ritz(top)
+        theta = theta.clamp(min=0)
         converged = residual <= (tolerance + 64 * eps) * theta[:, :1]
-        if bool(converged.all()) or steps == n or min(steps + top, n) > max_steps:
-            return Top(theta.sqrt(), converged, steps)
+        out_of_steps = min(space.steps + top, n) > max_steps
+        if bool(converged.all()) or space.steps == n or out_of_steps:
+            return Top(theta.sqrt(), converged, space.steps)
 
 
-def _off(v: Float[Tensor, "b n"], known: Float[Tensor, "b k n"]) -> Float[Tensor, "b n"]:
-    """v without its part along ``known``; once leaves rounding that grows from step to step."""
+class TopEigenvalue(NamedTuple):
+    """An eigenvalue with its certificate: an eigenvalue lies within ``residual`` of ``value``."""
+
+    value: float
+    residual: float
+    converged: bool
+    products: int
+
+
+def top_eigenvalue(
+    product: Product, start: Float[Tensor, " n"], *, rtol: float, max_products: int, room: int
+) -> TopEigenvalue:
+    """Find the largest eigenvalue of one symmetric operator, with the residual of its vector.
+
+    With a unit vector v and theta = v^T A v, an eigenvalue lies within ||A v - theta v|| of theta.
+    That it is the largest is as sure as that a random start has a part along its vector.
+
+    Args:
+        product: rows [k, n] -> rows A v.
+        start: the start vector.
+        rtol: the residual must be at most this share of |theta|.
+        max_products: most products.
+        room: basis vectors that fit the memory. A full basis starts anew at its best vector.
+
+    >>> A = torch.diag(torch.tensor([-5.0, 1.0, 3.0], dtype=torch.float64))
+    >>> start = torch.ones(3, dtype=torch.float64)
+    >>> found = top_eigenvalue(lambda V: V @ A, start, rtol=1e-6, max_products=9, room=9)
+    >>> round(found.value, 9), found.converged
+    (3.0, True)
+    """
+    eps = torch.finfo(start.dtype).eps
+    v, used = start, 0
+    value, residual, converged = 0.0, float("inf"), False
+    while used < max_products and not converged:
+        space = Krylov(product, [v.unsqueeze(0)], min(room, max_products))
+        while True:
+            space.extend()
+            used += 1
+            theta, vectors, left = space.ritz(1)
+            size = float(
+                torch.linalg.eigvalsh(space.T[0, : space.steps, : space.steps]).abs().max()
+            )
+            invariant = float(space.fresh[0].norm()) <= 64 * eps * size
+            small = float(left) <= 0.5 * rtol * abs(float(theta))
+            full = space.steps == space.basis.shape[1] or used >= max_products
+            if invariant or small or full:
+                break
+        v = vectors[0, :, 0].to(start) @ space.basis[0, : space.steps]
+        v = v / v.norm()
+        Av = product(v.unsqueeze(0))[0]
+        used += 1
+        value = float(v @ Av)
+        residual = float((Av - value * v).norm())
+        rounding = 64 * eps * size  # below which the largest is zero
+        converged = residual <= rtol * abs(value) or max(residual, abs(value)) <= rounding
+    return TopEigenvalue(value, residual, converged, used)
+
+
+class LargestEigenvalue(NamedTuple):
+    """The largest Ritz value of a positive operator and the residual of its pair."""
+
+    value: float
+    residual: float
+
+
+def largest_eigenvalue(
+    gram: Product,
+    like: Float[Tensor, " n"],
+    *,
+    max_steps: int,
+    checks: tuple[int, int],
+    enough: Callable[[LargestEigenvalue], bool],
+) -> LargestEigenvalue:
+    """Find the largest eigenvalue of one positive semi-definite operator without keeping a basis.
+
+    This is the recurrence of :class:`Krylov` for a single start vector, in which orthogonality to
+    the last two vectors is enough. The vectors lose their orthogonality to earlier ones only once a
+    value has converged, and then repeat values that are there already: the largest stays right to
+    rounding, and a layer with a large input needs no memory for a basis.
+
+    Args:
+        gram: v -> C^T C v on vectors.
+        like: a vector of the right size, type and device.
+        max_steps: most products.
+        checks: first step at which the value is looked at, and steps between looks.
+        enough: whether a value and its residual suffice.
+    """
+    start = torch.randn(len(like), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    v, before, beta = (start / start.norm()).to(like), torch.zeros_like(like), like.new_zeros(())
+    tridiagonal: list[Tensor] = []  # the diagonal and what stands beside it, alternating
+    last = min(max_steps, len(like))
+    result = LargestEigenvalue(0.0, 0.0)
+    for step in range(1, last + 1):
+        w = gram(v)
+        alpha = v @ w
+        w = w - alpha * v - beta * before
+        beta = torch.linalg.vector_norm(w)
+        tridiagonal += [alpha, beta]
+        if (step >= checks[0] and step % checks[1] == 0) or step == last:
+            result = _largest(torch.stack(tridiagonal).double().cpu().numpy(), like.dtype)
+            if result.value <= 0.0 or enough(result):
+                break
+        before, v = v, w / beta
+    return result
+
+
+def _largest(tridiagonal: Float[np.ndarray, " m"], dtype: torch.dtype) -> LargestEigenvalue:
+    """The largest eigenvalue of the tridiagonal matrix and the residual of its Ritz pair."""
+    diagonal, beside = tridiagonal[::2], tridiagonal[1::2]
+    # Where only rounding is left the vectors span an invariant space: what follows is noise.
+    rounding = 64 * torch.finfo(dtype).eps * np.fmax.accumulate(diagonal)
+    ends = np.flatnonzero(~(beside > rounding))
+    k = ends[0] + 1 if len(ends) else len(diagonal)
+    off = np.diag(beside[: k - 1], -1)
+    values, vectors = np.linalg.eigh(np.diag(diagonal[:k]) + off + off.T)
+    return LargestEigenvalue(float(values[-1]), float(beside[k - 1] * abs(vectors[-1, -1])))
+
+
+def _orthogonal(v: Float[Tensor, "b n"], known: Float[Tensor, "b k n"]) -> Float[Tensor, "b n"]:
+    """Remove from v its part along ``known``, twice: once leaves rounding that grows by steps."""
     for _ in range(2):
         v = v - (known.mT @ (known @ v[..., None])).squeeze(-1)
     return v
 
 
-def _random(like: Float[Tensor, "b n"], seed: int) -> Float[Tensor, "b n"]:
-    """A random vector, the same for each sample: neighbours in a batch change nothing."""
+def random_vector(like: Float[Tensor, "b n"], seed: int) -> Float[Tensor, "b n"]:
+    """Draw a random vector, the same for each sample: neighbours in a batch change nothing."""
     generator = torch.Generator().manual_seed(seed)
     v = torch.randn(like.shape[1], generator=generator, dtype=torch.float64)
     return v.to(like).expand_as(like)

@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-BLOCK_ENTRIES = 1 << 18  # Jacobians are turned to float64 in blocks that stay in the cache
+from flatlens import tuning
+
 GRAM_LIMIT = 1e-8  # smallest trusted eigenvalue of a Gram matrix, relative to the largest
 
 
@@ -31,7 +32,7 @@ def singular_values(
     """
     rows, columns = A.shape[1:]
     tolerance = rank_tolerance(A.dtype, rows, columns)
-    block = max(1, BLOCK_ENTRIES // (rows * columns))
+    block = max(1, tuning.SPECTRUM_BLOCK_ENTRIES // (rows * columns))
     gram = torch.cat([_gram(part) for part in A.split(block)])
     values = torch.linalg.eigvalsh(gram).flip(-1).clamp(min=0)
     s = values.sqrt()
@@ -47,7 +48,7 @@ def _gram(A: Float[Tensor, "b n m"]) -> Float[Tensor, "b r r"]:
     """The smaller one of A A^T and A^T A, float64."""
     long = 2 if A.shape[1] <= A.shape[2] else 1
     total = A.new_zeros(len(A), *[min(A.shape[1:])] * 2, dtype=torch.float64)
-    for part in A.split(max(1, BLOCK_ENTRIES * A.shape[long] // A.numel()), long):
+    for part in A.split(max(1, tuning.SPECTRUM_BLOCK_ENTRIES * A.shape[long] // A.numel()), long):
         wide = part.double() if long == 2 else part.double().mT
         total.baddbmm_(wide, wide.mT)
     return total

@@ -18,10 +18,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from flatlens.algebra.lanczos import top_eigenvalue
 from flatlens.errors import FlatlensError
-from flatlens.probes import Array
 
 VECTORS = 1 << 30  # bytes that the vectors of an estimate may take
+Array = np.ndarray
 FEWEST = 8  # terms whose scatter is believed: two or three may agree by chance
 LIMIT = 2000  # products at most, however small rtol is
 Rows = Float[Tensor, "k P"]
@@ -178,59 +179,29 @@ def _column_by_column(
 # -- the top eigenvalue --------------------------------------------------------------------------
 
 
-def top_eigenvalue(
+def eigenvalue(
     products: Products, like: Tensor, size: int, *, rtol: float, max_iter: int, seed: int
 ) -> Estimate:
     """The largest eigenvalue of a symmetric A by Lanczos, with the residual of its vector.
 
-    With a unit vector v and theta = v^T A v, an eigenvalue lies within ||A v - theta v|| of theta:
-    the ``certificate``, which must be at most ``rtol`` |theta|. That it is the largest is as sure
-    as that a random start has a part along its vector. A basis that fills the memory starts anew
-    at v.
+    The residual is the ``certificate``, which must be at most ``rtol`` |theta|.
 
     >>> A = torch.diag(torch.tensor([-5.0, 1.0, 3.0], dtype=torch.float64))
-    >>> round(top_eigenvalue(lambda V: V @ A, A[0], 3, rtol=1e-6, max_iter=9, seed=0).value, 9)
+    >>> round(eigenvalue(lambda V: V @ A, A[0], 3, rtol=1e-6, max_iter=9, seed=0).value, 9)
     3.0
     """
     start = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    v, used, eps = start.to(like), 0, torch.finfo(like.dtype).eps
-    width = min(max_iter, size, max(8, VECTORS // (size * like.element_size())))
-    value, certificate, converged = 0.0, float("inf"), False
-    while used < max_iter and not converged:
-        basis = like.new_empty(width, size)
-        basis[0] = v / v.norm()
-        T = torch.zeros(width, width, dtype=torch.float64)
-        for j in range(min(width, max_iter - used)):
-            w = products(basis[j : j + 1])[0]
-            used += 1
-            T[j, j] = float(basis[j] @ w)
-            for _ in range(2):  # once leaves rounding that grows from step to step
-                w = w - (basis[: j + 1] @ w) @ basis[: j + 1]
-            beta = float(w.norm())
-            values, vectors = torch.linalg.eigh(T[: j + 1, : j + 1])
-            theta, y = float(values[-1]), vectors[:, -1]
-            invariant = beta <= 64 * eps * float(values.abs().max())
-            if invariant or beta * abs(float(y[-1])) <= 0.5 * rtol * abs(theta):
-                break
-            if j + 1 < width:
-                T[j, j + 1] = T[j + 1, j] = beta
-                basis[j + 1] = w / beta
-        v = y.to(like) @ basis[: len(y)]
-        v = v / v.norm()
-        Av = products(v.unsqueeze(0))[0]
-        used += 1
-        value = float(v @ Av)
-        certificate = float((Av - value * v).norm())
-        rounding = 64 * eps * float(values.abs().max())  # below which the largest is zero
-        converged = certificate <= rtol * abs(value) or max(certificate, abs(value)) <= rounding
+    room = min(size, max(8, VECTORS // (size * like.element_size())))
+    top = top_eigenvalue(products, start.to(like), rtol=rtol, max_products=max_iter, room=room)
     note = (
-        f"the top eigenvalue has not converged in {used} products: an eigenvalue lies within "
-        f"{certificate:.2g} of {value:.6g}, and the largest may be larger; raise max_iter"
+        f"the top eigenvalue has not converged in {top.products} products: an eigenvalue lies "
+        f"within {top.residual:.2g} of {top.value:.6g}, and the largest may be larger; raise "
+        "max_iter"
     )
     return Estimate(
-        value,
-        passes=used,
-        converged=converged,
-        note="" if converged else note,
-        certificate=certificate,
+        top.value,
+        passes=top.products,
+        converged=top.converged,
+        note="" if top.converged else note,
+        certificate=top.residual,
     )

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flatlens.capture.positions import BLOCK_ENTRIES, Positions, summed
+from flatlens import tuning
+from flatlens.algebra.sums import summed
 
-FEWEST_INPUTS = 128  # of a block: a product of a thinner matrix waits for memory
 # Signed sums smaller than this share of their terms have lost too many digits.
 CANCELLED = {torch.float32: 0.03, torch.float64: 1e-4}
+
+
+# One call in the weight-sharing format, with its weight W, patches u, derivative rows J, number of
+# positions T, outputs and batch (``passes.positions.Positions``).
+SharedWeight = Any
 
 
 class WeightSums(NamedTuple):
@@ -24,7 +29,7 @@ class WeightSums(NamedTuple):
     invariant: Float[Tensor, " b"] | None = None  # sum_j (sum_k W_kj df/dW_kj)^2, Eq. 44 shared
 
 
-def weight_gradient(calls: list[Positions], invariant: bool = False) -> WeightSums:
+def weight_gradient(calls: Sequence[SharedWeight], invariant: bool = False) -> WeightSums:
     """The sums over one weight's gradient, all outputs together (``invariant``: the third, too).
 
     Calls that share the weight have their positions put side by side first: one parameter has one
@@ -36,7 +41,7 @@ def weight_gradient(calls: list[Positions], invariant: bool = False) -> WeightSu
       with N. Where signed terms cancel too far, the gradient is formed after all;
     - many positions: form the gradient itself, a block of samples at a time.
     """
-    N, T = calls[0].N, sum(c.T for c in calls)
+    N, T = calls[0].outputs, sum(c.T for c in calls)
     double = any(c.u.dtype == torch.float64 for c in calls)  # a call may have gone over to it
     W = calls[0].W.double() if double else calls[0].W
     g, o, i = W.shape
@@ -50,7 +55,7 @@ def weight_gradient(calls: list[Positions], invariant: bool = False) -> WeightSu
         route, entries = _by_pairs, max(pairs * max(i, o), N * T * o)
     else:
         route, entries = _by_forming, N * i * o
-    block = max(1, BLOCK_ENTRIES // (g * entries))
+    block = max(1, tuning.BLOCK_ENTRIES // (g * entries))
     W2 = W.square()
     parts = [route(*joined, W, W2, invariant) for joined in blocks(calls, block)]
     return WeightSums(*(torch.cat(found) for found in zip(*parts, strict=True)))
@@ -61,7 +66,7 @@ Patches = Float[Tensor, "b g i T"]
 Weight = Float[Tensor, "g o i"]
 
 
-def blocks(calls: list[Positions], block: int) -> Iterator[tuple[Rows, Patches]]:
+def blocks(calls: Sequence[SharedWeight], block: int) -> Iterator[tuple[Rows, Patches]]:
     """J and u of some samples at a time, the positions of all calls side by side."""
     for s in range(0, calls[0].batch, block):
         J = [c.J[s : s + block] for c in calls]
@@ -69,7 +74,7 @@ def blocks(calls: list[Positions], block: int) -> Iterator[tuple[Rows, Patches]]
         yield (J[0], u[0]) if len(calls) == 1 else (torch.cat(J, -1), torch.cat(u, -1))
 
 
-def _by_outer(call: Positions, W: Weight) -> WeightSums:
+def _by_outer(call: SharedWeight, W: Weight) -> WeightSums:
     u2 = call.u.squeeze(-1).square()
     adaptive = call.power * torch.einsum("goi,bgi->bgo", W.square(), u2)
     return WeightSums(squared_norm([call]), summed(adaptive))
@@ -81,8 +86,8 @@ def _by_forming(J: Rows, u: Patches, W: Weight, W2: Weight, invariant: bool) -> 
     b, g, i, _ = u.shape
     o, N = W.shape[1], J.shape[2] // W.shape[1]
     sums = [torch.zeros(b, dtype=torch.float64, device=u.device) for _ in range(2 + invariant)]
-    inputs = min(i, max(FEWEST_INPUTS, BLOCK_ENTRIES // (b * g * N * o)))
-    directions = max(1, BLOCK_ENTRIES // (b * g * inputs * o))
+    inputs = min(i, max(tuning.FEWEST_BLOCK_INPUTS, tuning.BLOCK_ENTRIES // (b * g * N * o)))
+    directions = max(1, tuning.BLOCK_ENTRIES // (b * g * inputs * o))
     for rows in J.split(directions * o, 2):
         parts = (t.split(inputs, dim) for t, dim in ((u, 2), (W.mT, 1), (W2.mT, 1)))
         for part, w, w2 in zip(*parts, strict=True):
@@ -103,7 +108,7 @@ def _by_pairs(J: Rows, u: Patches, W: Weight, W2: Weight, _: bool) -> tuple[Tens
     patch = u.permute(1, 3, 0, 2).contiguous()  # [g, T, b, i]
     rows = J.unflatten(2, (-1, o)).permute(1, 4, 0, 2, 3)  # [g, T, b, N, o]
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-    several = rows.split(max(1, BLOCK_ENTRIES // (g * T * b * o)), 3)
+    several = rows.split(max(1, tuning.BLOCK_ENTRIES // (g * T * b * o)), 3)
     end = 0
     for t in range(T):  # a position with itself and all later ones
         pairs = slice(end, end := end + T - t)
@@ -122,7 +127,7 @@ def _by_pairs(J: Rows, u: Patches, W: Weight, W2: Weight, _: bool) -> tuple[Tens
     return tuple(found)
 
 
-def squared_norm(calls: list[Positions]) -> Tensor:
+def squared_norm(calls: Sequence[SharedWeight]) -> Tensor:
     """||grad_W f||_F^2 of the weight that all calls share, all outputs together; [b], float64.
 
     With J [N o, T] and u [i, T] the gradients are J u^T, and their squared norm is the sum of
@@ -139,7 +144,7 @@ def squared_norm(calls: list[Positions]) -> Tensor:
         route, entries = _plain_gram, T * (rows + i)
     else:
         route, entries = _plain_forming, rows * i
-    block = max(1, BLOCK_ENTRIES // (calls[0].u.shape[1] * entries))
+    block = max(1, tuning.BLOCK_ENTRIES // (calls[0].u.shape[1] * entries))
     return torch.cat([route(*part) for part in blocks(calls, block)])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatlens.capture.positions import close
+from flatlens.capture.layout import close
 from flatlens.errors import FlatlensError, first_line
 
 COUPLED = (

@@ -24,8 +24,10 @@ from torch.overrides import TorchFunctionMode
 
 from flatlens.algebra.traces import VECTORS
 from flatlens.capture.inputs import Inputs, batches, check_alone, check_finite, outputs
+from flatlens.capture.kinds.normalisation import channel_view, standardised
 from flatlens.capture.no_trace import in_float, original, untouched
-from flatlens.capture.recorder import Plan, Recorder, channels, standardised
+from flatlens.capture.recorder import Recorder
+from flatlens.capture.recording import CapturePlan
 from flatlens.errors import FlatlensError, first_line
 from flatlens.losses import Loss, as_tensor, get_loss
 
@@ -93,7 +95,7 @@ class Network:
         first = inputs.take(slice(0, 1))
         alone = 1 in (inputs.n, chunk)
         if alone:  # no other to compare with: batch statistics are told by name
-            with Recorder(self.model, 1, Plan()):
+            with Recorder(self.model, 1, CapturePlan()):
                 found = self.outputs(first)
         with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
             one = self.outputs(first)
@@ -126,7 +128,7 @@ def _batch_norm(
     """Batch norm in evaluation mode (see ``standardised``)."""
     if training or running_mean is None or running_var is None:
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-    view = channels(input)
+    view = channel_view(input)
     z = standardised(input, running_mean, running_var, eps)
     z = z if weight is None else z * weight.reshape(view)
     return z if bias is None else z + bias.reshape(view)

@@ -11,14 +11,22 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
+from flatlens import tuning
+from flatlens.algebra.buffers import Buffers
 from flatlens.algebra.scaling import minimise
 from flatlens.algebra.traces import LIMIT, Estimate, trace
+from flatlens.capture.graph import Graph
 from flatlens.capture.inputs import Inputs
-from flatlens.capture.positions import BLOCK_ENTRIES, Buffers, Layout, Positions, find_layout
-from flatlens.capture.recorder import Call, Graph, LinearMap, Plan, Recorder
+from flatlens.capture.kinds.linear import Linear
+from flatlens.capture.layer import Layer
+from flatlens.capture.layout import Layout
+from flatlens.capture.recorder import Recorder
+from flatlens.capture.recording import Call, CapturePlan
 from flatlens.curvature.hessians import Network, Surface, network, surface
 from flatlens.errors import FlatlensError
 from flatlens.losses import Loss
+from flatlens.passes.arrangement import call_layout
+from flatlens.passes.positions import Positions
 
 
 def relative_flatness(
@@ -51,7 +59,7 @@ def relative_flatness(
     """
     with surface(model, x, y, loss, output, chunk) as s:
         seen = Seen(s)
-        linear = [name for name, calls in seen.calls.items() if calls[-1].map.geometry is None]
+        linear = [name for name, calls in seen.calls.items() if calls[-1].layer.is_linear]
         name = seen.find(layer, linear) if layer or linear else ""
         if name not in linear:
             raise FlatlensError("relative flatness needs a linear layer with a trainable weight")
@@ -66,7 +74,8 @@ def relative_flatness(
             )
             found = Estimate(float(values.mean()), samples=values.numpy())
         else:
-            part, layer_map = s.restricted(name), seen.calls[name][-1].map
+            part, layer_map = s.restricted(name), seen.calls[name][-1].layer
+            assert isinstance(layer_map, Linear)
             W, shape = layer_map.matrix[0], layer_map.weight.shape
             U, S, _ = torch.linalg.svd(W.double(), full_matrices=False)
             C, size = (U * S).to(W), (len(S), W.shape[1])
@@ -90,9 +99,9 @@ def relative_flatness(
 def _output_flatness(s: Surface, name: str, inputs: Inputs, rows: slice) -> Float[Tensor, " b"]:
     """||phi||^2 Tr(W W^T d2L/df2) of each sample, for the layer whose outputs are f."""
     f, calls = _record(s, inputs)
-    call = next(c for c in calls if c.map.weight is s.parameters[name])
-    W, phi = call.map.matrix[0].double(), call.x.reshape(inputs.n, -1).double()
-    block = max(1, BLOCK_ENTRIES // f.shape[1] ** 2)
+    call = next(c for c in calls if c.layer.weight is s.parameters[name])
+    W, phi = call.layer.matrix[0].double(), call.x.reshape(inputs.n, -1).double()
+    block = max(1, tuning.BLOCK_ENTRIES // f.shape[1] ** 2)
     weighed = [
         torch.einsum("st,bst->b", W @ W.mT, s.loss.hessian(part, y).double())
         for part, y in zip(f.detach().split(block), s.y[rows].split(block), strict=True)
@@ -130,7 +139,7 @@ def normalized_sharpness(
             raise FlatlensError("the network has no linear or convolutional layer that is trained")
         found = {}
         for name, H in _curvatures(net, seen, names).items():
-            W = seen.calls[name][0].map.matrix.double().cpu().numpy()
+            W = seen.calls[name][0].layer.matrix.double().cpu().numpy()
             groups = zip(H.cpu().numpy(), W, strict=True)
             found[_short(name)] = sum(minimise(h, w, lam).value for h, w in groups)
     return Estimate(sum(found.values()), per_layer=found)
@@ -154,9 +163,9 @@ class Seen:
         names = {id(p): name for name, p in net.model.named_parameters() if p.requires_grad}
         for place, call in enumerate(self.one):
             reached = self.graph is not None and call.out.node in self.graph.nodes
-            if reached and call.map.geometry is None:
+            if reached and call.layer.is_linear:
                 self.last_linear = call
-            if reached and (name := names.get(id(call.map.weight))) is not None:
+            if reached and (name := names.get(id(call.layer.weight))) is not None:
                 self.calls.setdefault(name, []).append(call)
                 self.place[name] = place
         two = _record(net, inputs.take(slice(0, 2)))[1] if inputs.n > 1 else []
@@ -178,35 +187,34 @@ class Seen:
         """Whether f is what this layer gives, at one position, and its weight has no other use."""
         call, graph = self.calls[name][-1], self.graph
         assert graph is not None
-        end = graph.unviewed(get_gradient_edge(self.f))[0].node
+        end = graph.below_reshapes(get_gradient_edge(self.f))[0].node
         return (
-            end is graph.unviewed(call.out)[0].node
-            and self.f.shape[1] == call.map.matrix.shape[1]
-            and graph.uses(call.map.weight) == 1
+            end is graph.below_reshapes(call.out)[0].node
+            and self.f.shape[1] == call.layer.matrix.shape[1]
+            and graph.uses(call.layer.weight) == 1
         )
 
     def layout(self, name: str) -> Layout | None:
         """Where a simple layer's input has its samples; None for a layer that is not simple."""
         calls, graph = self.calls[name], self.graph
         assert graph is not None
-        if not self.pairs or len(calls) > 1 or graph.uses(calls[0].map.weight) > 1:
+        if not self.pairs or len(calls) > 1 or graph.uses(calls[0].layer.weight) > 1:
             return None
         call, pair = calls[0], self.pairs[self.place[name]]
-        layout = find_layout(call.x, pair.x)
-        last = call.x.dim() - 2 if call.map.geometry is None else 0
-        return layout if layout is not None and layout.dim <= last else None
+        return call_layout(call, pair)
 
 
 def _record(net: Network, inputs: Inputs) -> tuple[Float[Tensor, "b N"], list[Call]]:
     """f and the calls that made it; a call is cloned only where something overwrites it."""
     overwritten: frozenset[int] = frozenset()
     while True:
-        recorder = Recorder(net.model, inputs.n, Plan(None, overwritten))
+        recorder = Recorder(net.model, inputs.n, CapturePlan(None, overwritten))
         with recorder:
             f = net.outputs(inputs)
-        if recorder.overwritten() <= overwritten:
-            return f, recorder.calls
-        overwritten |= recorder.overwritten()
+        recording = recorder.recording
+        if recording.overwritten() <= overwritten:
+            return f, recording.calls
+        overwritten |= recording.overwritten()
 
 
 def _short(name: str) -> str:
@@ -219,7 +227,7 @@ def _curvatures(net: Network, seen: Seen, names: list[str]) -> dict[str, Float[T
     layouts = {name: seen.layout(name) for name in names}
     simple = [name for name in names if layouts[name] is not None]
     others = [name for name in names if layouts[name] is None]
-    maps = {name: seen.calls[name][0].map for name in names}
+    maps = {name: seen.calls[name][0].layer for name in names}
     total = {name: torch.zeros_like(maps[name].matrix, dtype=torch.float64) for name in names}
     for inputs, _ in net.rows():
         if simple:
@@ -232,7 +240,7 @@ def _curvatures(net: Network, seen: Seen, names: list[str]) -> dict[str, Float[T
                     f[v], weights, retain_graph=True, materialize_grads=True
                 )
                 for name, g in zip(others, grads, strict=True):
-                    total[name] += replace(maps[name], weight=g.double().square()).matrix
+                    total[name] += maps[name].as_matrix(g.double().square())
     return {name: total[name] / net.n for name in names}
 
 
@@ -240,18 +248,18 @@ def _by_positions(
     net: Network,
     inputs: Inputs,
     layouts: dict[str, Layout | None],
-    maps: dict[str, LinearMap],
+    maps: dict[str, Layer],
     total: dict[str, Tensor],
 ) -> None:
     """Add a chunk's squared gradients J u^T, one output after another."""
     f, calls = _record(net, inputs)
-    by_weight = {id(call.map.weight): call for call in calls}
+    by_weight = {id(call.layer.weight): call for call in calls}
     buffers = Buffers()
     places = [
         Positions(by_weight[id(maps[name].weight)], layout, inputs.n, 1, buffers, i)
         for i, (name, layout) in enumerate(layouts.items())
     ]
-    edges = [p.call.out for p in places]
+    edges = [by_weight[id(maps[name].weight)].out for name in layouts]
     for v in range(f.shape[1]):
         grads = torch.autograd.grad(f[:, v].sum(), edges, retain_graph=True, allow_unused=True)
         for name, p, grad in zip(layouts, places, grads, strict=True):
@@ -264,6 +272,6 @@ def _squares(J: Float[Tensor, "b g o T"], u: Float[Tensor, "b g i T"]) -> Float[
     if J.shape[-1] == 1:
         J2, u2 = J.squeeze(-1).double().square(), u.squeeze(-1).double().square()
         return torch.einsum("bgo,bgi->goi", J2, u2)
-    block = max(1, BLOCK_ENTRIES // (J.shape[1] * J.shape[2] * u.shape[2]))
+    block = max(1, tuning.BLOCK_ENTRIES // (J.shape[1] * J.shape[2] * u.shape[2]))
     parts = zip(J.split(block), u.split(block), strict=True)
     return torch.stack([(a @ b.mT).double().square().sum(0) for a, b in parts]).sum(0)

@@ -1,126 +1,173 @@
-"""Sharpness alone: no product reaches the input, and there are no spectra, norms or inequalities.
+"""Measure the sharpness alone: no product reaches the input, no spectra, norms or inequalities.
 
-The gradient norm of a weight at few positions follows from two Gram matrices over positions, and
-its gradient is never formed.
+Products come a few at a time, so that memory does not grow with the outputs. The gradient norm of a
+weight at few positions follows from two Gram matrices over positions, and its gradient is never
+formed. A dense layer keeps only the norms of its rows.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from flatlens import tuning
+from flatlens.algebra.buffers import Buffers
+from flatlens.algebra.sums import TINY, norms, side_by_side
 from flatlens.algebra.weight_gradients import squared_norm
-from flatlens.capture.positions import TINY, Positions, split
-from flatlens.passes.products import BATCHED_ROWS, Chunk, Key, Products
-
-AT_ONCE = 10  # products whose rows are kept together: more take memory and are no faster
-
-
-class ShortProducts(Products):
-    """As Products, of ||df/dp||_F^2 alone."""
-
-    def __init__(self, *args: Any, at_once: int = AT_ONCE) -> None:
-        self.at_once, self.first = at_once, 0  # the first of the products at hand
-        super().__init__(*args)
-
-    def _plan_spectra(self) -> None:
-        self._plan_outputs(with_input=self.head is not None)  # by which a head is checked
-
-    def _plan_parameters(self) -> None:
-        super()._plan_parameters()
-        joined = [group for group, owner in self.groups if owner is not None and len(group) > 1]
-        joined += [users for users, copies in self.rules.values() if copies or len(users) > 1]
-        together = {i for group in joined for i in group}
-        # The norm of each row of df/dz where a dense layer shares no parameter: all they are for.
-        self.sizes = {
-            i: self.f.new_zeros(self.B, self.N, dtype=torch.float64)
-            for i, positions in enumerate(self.positions)
-            if positions.dense and i not in together
-        }
-
-    def _rows_at(self, i: int) -> int:
-        return 0  # they come a few at a time
-
-    def _take(self, i: int, v: int, grad: Tensor | None) -> None:
-        if i not in self.sizes:
-            super()._take(i, v, grad)
-        elif grad is None:
-            self.sizes[i][:, self.first + v] = 0
-        else:
-            row = split(grad, self.positions[i].layout, self.B).reshape(self.B, -1)
-            self.sizes[i][:, self.first + v] = _norms(row)
-
-    def run(self, again: bool = False) -> Chunk:
-        """All N products, some at a time, and the norm of each parameter's gradient."""
-        head = self.head
-        direct = self.f.new_zeros(()) if head is None else self._direct()
-        mixed = torch.zeros_like(direct)
-        few = max(self.at_once, BATCHED_ROWS // self.B if self.batched else 0)
-        found: dict[str, Tensor] = {}
-        for first in range(0, self.N, few):
-            self.first, span = first, range(first, min(first + few, self.N))
-            for positions in self.positions:
-                positions.begin(len(span))
-            rows = self._rows(again or span.stop < self.N, span)
-            if head is not None:
-                mixed += self._mixed(head, rows, first)
-            for name, part in self._kept(rows).items():
-                found[name] = found[name] + part if name in found else part
-        if head is not None:
-            self._check_head(direct, mixed)
-            self.sizes[head.call] = _norms(head.jacobian)
-        found |= self._by_sizes()
-        nothing = self.f.new_zeros(self.B, dtype=torch.float64)
-        columns: dict[Key, Tensor] = {("output",): self.f.detach()}
-        for name, _ in self.named:
-            columns["parameter", name, "grad"] = found.get(name, nothing)
-        return Chunk([], self.paths, columns, {}, None)
-
-    def _by_sizes(self) -> dict[str, Tensor]:
-        """Parameters of dense layers: the gradient of a bias is df/dz, of a weight df/dz x^T."""
-        energies = {i: sizes.double().square().sum(1) for i, sizes in self.sizes.items()}
-        found = {
-            name: energies[users[0]]
-            for name, (users, _) in self.rules.items()
-            if users and users[0] in energies
-        }
-        for group, owner in self.groups:
-            if owner is not None and group[0] in energies:
-                size = _norms(self.positions[group[0]].u.flatten(1))
-                found[owner] = energies[group[0]] * size.double().square()
-        return found
-
-    def _kept(self, rows: dict[int, Tensor]) -> dict[str, Tensor]:
-        """All other parameters, from the rows of some outputs."""
-        for i, positions in enumerate(self.positions):
-            if i not in self.sizes:
-                self._widen_tiny(positions)
-        others = {n: users for n, (users, _) in self.rules.items() if not self.sizes.keys() & users}
-        biases = {i for users in others.values() for i in users}
-        bias_rows = [p.bias_rows() if i in biases else None for i, p in enumerate(self.positions)]
-        shares = self._rule_shares(rows, bias_rows, self.rules.keys() - others)
-        found = {name: grad for name, (grad, _) in shares.items()}
-        for group, owner in self.groups:
-            if owner is not None and group[0] not in self.sizes:
-                found[owner] = squared_norm([self.positions[i] for i in group])
-        return found
-
-    def _widen_tiny(self, positions: Positions) -> None:
-        """Derivatives that are tiny go on in float64."""
-        rows = positions.rows.flatten(1)
-        if rows.dtype == torch.float32 and bool((rows.norm(dim=1) < TINY).any()):
-            positions.widen()
+from flatlens.capture.inputs import Inputs
+from flatlens.capture.layout import split
+from flatlens.capture.recording import CapturePlan
+from flatlens.passes.columns import ChunkColumns, Key
+from flatlens.passes.exact import loss_directions
+from flatlens.passes.forward import Forward, Subject
+from flatlens.passes.head import mixed_rows
+from flatlens.passes.independence import Layouts
+from flatlens.passes.positions import Positions
+from flatlens.passes.request import Request
+from flatlens.passes.rows import (
+    NeedsEachOutputError,
+    Rows,
+    Setup,
+    check_head,
+    collect,
+    direct_mixture,
+    rule_shares,
+    set_up,
+)
 
 
-def _norms(rows: Tensor) -> Tensor:
-    """The norm of each row; in float64 where squares of float32 may vanish.
+class SharpnessOnly:
+    """The strategy for ||df/dp||_F^2 of every parameter and nothing else.
 
-    To look costs less than float64 does on a processor, and holds up a device beside it.
+    Args:
+        subject: the network.
+        request: what is asked for.
+        buffers: memory for the rows.
+        rows_at_once: products whose rows are kept at a time.
     """
-    if rows.device.type == "cpu":
-        found = torch.linalg.vector_norm(rows, dim=-1)
-        if rows.dtype == torch.float64 or float(found.min()) >= TINY:
-            return found
-    return torch.linalg.vector_norm(rows.double(), dim=-1)
+
+    def __init__(
+        self, subject: Subject, request: Request, buffers: Buffers, rows_at_once: int
+    ) -> None:
+        self.subject, self.request, self.buffers = subject, request, buffers
+        self.rows_at_once = rows_at_once
+        self.use_head = True  # until rounding is seen to spoil a head's rows
+
+    def run(self, inputs: Inputs, plan: CapturePlan, start: int = 0) -> Forward:
+        """Run the network once."""
+        return self.subject.run(inputs, plan, start)
+
+    def measure(self, inputs: Inputs, forward: Forward, layouts: Layouts) -> ChunkColumns:
+        """Measure the samples of one forward pass (see ``Exact.measure``)."""
+        try:
+            return self._measure(forward, layouts)
+        except NeedsEachOutputError:
+            self.use_head = False
+            again = self.run(inputs, forward.recording.plan, forward.start)
+            return self._measure(again, layouts)
+
+    def _measure(self, forward: Forward, layouts: Layouts) -> ChunkColumns:
+        setup = set_up(
+            forward, layouts, self.subject.named, self.buffers,
+            target=loss_directions(self.request, forward), plain=self.request.root is None,
+            use_head=self.use_head, spectra=False,
+        )  # fmt: skip
+        grads = _gradient_norms(setup, self.rows_at_once)
+        nothing = setup.f.new_zeros(setup.batch, dtype=torch.float64)
+        columns: dict[Key, Tensor] = {("output",): setup.f.detach()}
+        for name, _ in setup.named:
+            columns["parameter", name, "grad"] = grads.get(name, nothing)
+        return ChunkColumns([], setup.plan.parameters.paths, columns)
+
+
+def _gradient_norms(setup: Setup, rows_at_once: int) -> dict[str, Tensor]:
+    """||df/dp||_F^2 of each parameter, from all products, some at a time."""
+    head = setup.head
+    direct = setup.f.new_zeros(()) if head is None else direct_mixture(setup)
+    mixed = torch.zeros_like(direct)
+    if setup.products.batched:
+        rows_at_once = max(rows_at_once, tuning.BATCHED_ROWS // setup.batch)
+    sizes = _dense_sizes(setup)
+    grads: dict[str, Tensor] = {}
+    for start in range(0, setup.count, rows_at_once):
+        span = range(start, min(start + rows_at_once, setup.count))
+        rows = _span_rows(setup, span, sizes)
+        if head is not None:
+            A = side_by_side([rows[k] for k in setup.plan.inputs])
+            mixed += mixed_rows(head, A, start)
+        for name, grad in _from_rows(setup, rows, sizes).items():
+            grads[name] = grads[name] + grad if name in grads else grad
+    if head is not None:
+        check_head(direct, mixed)
+        sizes[head.call] = norms(head.jacobian)
+    return grads | _from_sizes(setup, sizes)
+
+
+def _dense_sizes(setup: Setup) -> dict[int, Tensor]:
+    """Room for the norm of each row of df/dz, for the dense layers that share no parameter."""
+    plan = setup.plan.parameters
+    joined = [group for group, owner in plan.groups if owner is not None and len(group) > 1]
+    joined += [users for users, copies in plan.rules.values() if copies or len(users) > 1]
+    sharing = {i for group in joined for i in group}
+    return {
+        i: setup.f.new_zeros(setup.batch, setup.count, dtype=torch.float64)
+        for i, positions in enumerate(setup.positions)
+        if positions.dense and i not in sharing
+    }
+
+
+def _span_rows(setup: Setup, span: range, sizes: dict[int, Tensor]) -> Rows:
+    """Collect the rows of some products; dense layers keep only their norms, in ``sizes``."""
+    for positions in setup.positions:
+        positions.begin(len(span))
+
+    def take(call: int, place: int, grad: Tensor | None) -> None:
+        if call not in sizes:
+            setup.positions[call].take(place, grad)
+        elif grad is None:
+            sizes[call][:, span.start + place] = 0
+        else:
+            row = split(grad, setup.positions[call].layout, setup.batch)
+            sizes[call][:, span.start + place] = norms(row.reshape(setup.batch, -1))
+
+    return collect(setup, setup.directions, span, span.stop < setup.count, take)
+
+
+def _from_sizes(setup: Setup, sizes: dict[int, Tensor]) -> dict[str, Tensor]:
+    """Parameters of dense layers: the gradient of a bias is df/dz, of a weight df/dz x^T."""
+    plan = setup.plan.parameters
+    energies = {i: size.double().square().sum(1) for i, size in sizes.items()}
+    grads = {
+        name: energies[users[0]]
+        for name, (users, _) in plan.rules.items()
+        if users and users[0] in energies
+    }
+    for group, owner in plan.groups:
+        if owner is not None and group[0] in energies:
+            x_norm = norms(setup.positions[group[0]].u.flatten(1))
+            grads[owner] = energies[group[0]] * x_norm.double().square()
+    return grads
+
+
+def _from_rows(setup: Setup, rows: Rows, sizes: dict[int, Tensor]) -> dict[str, Tensor]:
+    """All other parameters, from the rows of some products."""
+    plan = setup.plan.parameters
+    for i, positions in enumerate(setup.positions):
+        if i not in sizes:
+            _widen_tiny(positions)
+    others = {n: users for n, (users, _) in plan.rules.items() if not sizes.keys() & users}
+    biases = {i for users in others.values() for i in users}
+    bias_rows = [p.bias_rows() if i in biases else None for i, p in enumerate(setup.positions)]
+    shares = rule_shares(setup, rows, bias_rows, plan.rules.keys() - others)
+    grads = {name: grad for name, (grad, _) in shares.items()}
+    for group, owner in plan.groups:
+        if owner is not None and group[0] not in sizes:
+            grads[owner] = squared_norm([setup.positions[i] for i in group])
+    return grads
+
+
+def _widen_tiny(positions: Positions) -> None:
+    """Go on in float64 where derivatives are tiny."""
+    rows = positions.store.flatten(1)
+    if rows.dtype == torch.float32 and bool((rows.norm(dim=1) < TINY).any()):
+        positions.widen()

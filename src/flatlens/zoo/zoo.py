@@ -28,7 +28,7 @@ from flatlens.capture.inputs import COUPLED
 from flatlens.data import images as pictures
 from flatlens.errors import FlatlensError
 from flatlens.metrics import METRICS, Metric
-from flatlens.passes.sketch import sketch
+from flatlens.passes.probing import sketch
 from flatlens.perturb import adaptive_sharpness_sampled, input_sensitivity_ascent
 from flatlens.probes import Probe
 from flatlens.runs import Run, RunBusyError, read_runs

@@ -1,0 +1,46 @@
+"""Sums of squares over a batch that keep their digits."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+TINY = 1e-8  # below this a derivative is squared in float64: in float32 its square may vanish
+
+
+def squares(t: Tensor, dim: int) -> Tensor:
+    """Sum squares over ``dim``, in float64 where those of float32 may vanish."""
+    total = t.square().sum(dim)
+    if t.dtype == torch.float32 and bool((summed(total) < TINY**2).any()):
+        return t.double().square().sum(dim)
+    return total
+
+
+def summed(t: Tensor) -> Float[Tensor, " b"]:
+    """Sum the entries of each sample, in float64."""
+    return t.flatten(1).sum(1, dtype=torch.float64)
+
+
+def norms(t: Tensor) -> Tensor:
+    """Return the norm over the last dimension, in float64 where squares of float32 may vanish.
+
+    On a CPU one look at the smallest norm is cheaper than float64. On a device the look would make
+    the host wait, so float64 is used at once.
+    """
+    if t.device.type == "cpu":
+        sizes = torch.linalg.vector_norm(t, dim=-1)
+        if t.dtype == torch.float64 or float(sizes.min()) >= TINY:
+            return sizes
+    return torch.linalg.vector_norm(t.double(), dim=-1)
+
+
+def relative(gap: Tensor, whole: Tensor) -> Float[Tensor, " b"]:
+    """Return ||gap||_F / ||whole||_F of each sample; 0 / 0 is 0, anything else over 0 is inf."""
+    off, size = (t.double().flatten(1).norm(dim=1) for t in (gap, whole))
+    return torch.where(off > 0, off / size, 0.0)
+
+
+def side_by_side(tensors: list[Tensor]) -> Tensor:
+    """Concatenate tensors along their last dimension. A single tensor is not copied."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, -1)

@@ -1,0 +1,24 @@
+"""Attention: python functions that hide their projections from a mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+# Python functions that offer themselves to a mode as a whole. They run with the mode still on
+# inside, so that the linear layers they call are seen.
+REENTERED = {F.multi_head_attention_forward}
+
+
+def reenter(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Run a python function that offers itself to modes, with ``mode`` still on inside."""
+    functions: Any = F
+    offered = functions.has_torch_function
+    functions.has_torch_function = lambda *_: False
+    try:
+        with mode:
+            return func(*args, **kwargs)
+    finally:
+        functions.has_torch_function = offered

@@ -1,0 +1,445 @@
+"""Convolutions and transposed convolutions in one to three dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from flatlens.algebra.operator_norms import EXACT_SIZE, Norm, matrix_norm, norm_by_products
+from flatlens.algebra.patches import Geometry, count_reads, flat_pads, patches
+from flatlens.capture.kinds.linear import block_diagonal_norms
+from flatlens.capture.layer import Memory
+from flatlens.capture.layout import Layout, split
+from flatlens.capture.recording import Recording
+
+CONVOLUTIONS: dict[str, Callable[..., Any]] = {
+    function.__name__: function for function in (F.conv1d, F.conv2d, F.conv3d)
+}
+TRANSPOSED: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+}
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution: the kernel's patch of the input at each position of the output."""
+
+    kind: str
+    weight: Tensor
+    bias: Tensor | None
+    geometry: Geometry
+    in_shape: torch.Size
+    out_shape: torch.Size
+
+    @property
+    def matrix(self) -> Float[Tensor, "g o i"]:
+        return self.as_matrix(self.weight.detach())
+
+    @property
+    def way(self) -> Hashable:
+        return (self.kind, self.geometry)
+
+    @property
+    def joins(self) -> Hashable:
+        return ("convolution", self.geometry.groups)
+
+    @property
+    def is_linear(self) -> bool:
+        return False
+
+    @property
+    def bias_per_position(self) -> bool:
+        return self.bias is not None
+
+    @property
+    def last_sample_dim(self) -> int:
+        return 0
+
+    @property
+    def unrolled_entries(self) -> int:
+        return prod(self.out_shape) // len(self.weight) * self.weight[0].numel()
+
+    def as_matrix(self, weight: Tensor) -> Float[Tensor, "g o i"]:
+        groups = self.geometry.groups
+        return weight.reshape(groups, weight.shape[0] // groups, -1)
+
+    def patches(
+        self, x: Tensor, layout: Layout | None, batch: int, into: Memory | None = None
+    ) -> Float[Tensor, "b g i T"]:
+        x = _with_batch(x, self.weight)
+        unfolded = patches(x, self._kernel, self.geometry, self._positions, into)
+        return _gathered(unfolded, layout, batch)
+
+    def store_shape(self, batch: int, outputs: int, T: int) -> tuple[int, ...]:
+        groups, o, _ = self.matrix.shape
+        return (batch, groups, outputs, o, T)
+
+    def write_row(self, row: Tensor, grad: Tensor, layout: Layout | None, batch: int) -> None:
+        grad = _with_batch(grad, self.weight)
+        pixels = grad.reshape(grad.shape[0], self.geometry.groups, -1, prod(grad.shape[2:]))
+        row.copy_(_gathered(pixels, layout, batch))
+
+    def jacobian(self, store: Tensor) -> Float[Tensor, "b g No T"]:
+        return store.flatten(2, 3)
+
+    def at_one_position(self, store: Tensor) -> Float[Tensor, "b g N o"]:
+        return store.squeeze(-1)
+
+    def bias_rows(self, store: Tensor) -> Float[Tensor, "b N o"]:
+        return store.sum(-1).movedim(2, 1).flatten(2)
+
+    def bias_row(self, grad: Tensor, layout: Layout | None, batch: int) -> Tensor | None:
+        return None
+
+    def reads(self) -> tuple[int, int]:
+        image = _image(self.in_shape, self.weight)
+        device = self.weight.device
+        return count_reads(image, self._kernel, self.geometry, self._positions, device)
+
+    def operator_norm(self, kernel: Norm) -> Norm:
+        return _image_norm(self._apply, self._gram, _image(self.in_shape, self.weight), self.weight)
+
+    def untied_norms(self, scale: Float[Tensor, "b g T"]) -> Float[Tensor, " b"]:
+        double = Convolution(
+            self.kind,
+            self.weight.detach().double(),
+            self.bias,
+            self.geometry,
+            self.in_shape,
+            self.out_shape,
+        )
+        nothing = not bool(self.weight.any()) or self.reads()[1] == 0  # C = 0
+        norms = [
+            double._scaled_norm(d)
+            if not (nothing or bool((d == 0).any()))
+            # D^-1 is infinite where a patch is zero, unless there is nothing to scale.
+            else (0.0 if nothing else torch.inf)
+            for d in scale
+        ]
+        return scale.new_tensor(norms)
+
+    def _scaled_norm(self, scale: Float[Tensor, "g T"]) -> float:
+        # [g, T] -> [k, g, o, space]: every output channel of a group has the same scale.
+        images = scale.unflatten(1, (-1, prod(self._positions)))
+        scales = images.movedim(1, 0).repeat_interleave(self.matrix.shape[1], 1)
+        norms = []
+        for s in scales:
+            gram, x = self._gram(s.to(self.weight).square().reciprocal())
+            with torch.no_grad():
+                norms.append(norm_by_products(gram, x).upper)
+        return max(norms)
+
+    @property
+    def _kernel(self) -> tuple[int, ...]:
+        return tuple(self.weight.shape[2:])
+
+    @property
+    def _positions(self) -> tuple[int, ...]:
+        return tuple(self.out_shape[-len(self._kernel) :])
+
+    def _apply(self, x: Tensor) -> Tensor:
+        """The layer on images, without its bias."""
+        return CONVOLUTIONS[self.kind](
+            self.geometry.padded(x), self.weight.detach(), None, self.geometry.stride,
+            dilation=self.geometry.dilation, groups=self.geometry.groups,
+        )  # fmt: skip
+
+    def _gram(self, scale: Tensor | None = None) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+        """Return v -> C^T D^-2 C v on flat images, and one such image.
+
+        ``scale`` is D^-2 per channel and position.
+        """
+        x, y = _traced(self._apply, self.in_shape, self.out_shape, self.weight)
+        pads = [left for left, right in self.geometry.padding if left == right]
+        direct = len(pads) == len(self.geometry.padding) and self.geometry.pad_mode == "constant"
+
+        def gram(v: Tensor) -> Tensor:
+            z = self._apply(v.reshape(x[:1].shape).expand(x.shape))
+            if scale is not None:
+                z = z * scale.reshape(z[:1].shape)
+            if not direct:
+                return torch.autograd.grad(y, x, z, retain_graph=True)[0][0].flatten()
+            return torch.ops.aten.convolution_backward(  # half the cost of asking autograd for it
+                z, x, self.weight.detach(), None, self.geometry.stride, pads,
+                self.geometry.dilation, False, [0] * len(pads), self.geometry.groups,
+                [True, False, False],
+            )[0][0].flatten()  # fmt: skip
+
+        return gram, x[0].detach().flatten()
+
+
+@dataclass(frozen=True)
+class TransposedConvolution:
+    """A transposed convolution: a per-pixel linear map, then a fixed overlapping sum."""
+
+    kind: str
+    weight: Tensor
+    bias: Tensor | None
+    geometry: Geometry
+    in_shape: torch.Size
+    out_shape: torch.Size
+    output_padding: tuple[int, ...]
+
+    @property
+    def matrix(self) -> Float[Tensor, "g o i"]:
+        return self.as_matrix(self.weight.detach())
+
+    @property
+    def way(self) -> Hashable:
+        return (self.kind, self.geometry, self.output_padding)
+
+    @property
+    def joins(self) -> Hashable:
+        return ("transposed convolution", self.geometry.groups)
+
+    @property
+    def is_linear(self) -> bool:
+        return False
+
+    @property
+    def bias_per_position(self) -> bool:
+        return False  # it is added after the overlapping sum
+
+    @property
+    def last_sample_dim(self) -> int:
+        return 0
+
+    @property
+    def unrolled_entries(self) -> int:
+        return prod(self.out_shape) // len(self.weight) * self.weight[0].numel()
+
+    def as_matrix(self, weight: Tensor) -> Float[Tensor, "g o i"]:
+        groups = self.geometry.groups
+        return weight.reshape(groups, weight.shape[0] // groups, -1).mT
+
+    def patches(
+        self, x: Tensor, layout: Layout | None, batch: int, into: Memory | None = None
+    ) -> Float[Tensor, "b g i T"]:
+        x = _with_batch(x, self.weight)
+        pixels = x.reshape(x.shape[0], self.geometry.groups, -1, prod(x.shape[2:]))
+        return _gathered(pixels, layout, batch)
+
+    def store_shape(self, batch: int, outputs: int, T: int) -> tuple[int, ...]:
+        groups, o, _ = self.matrix.shape
+        return (batch, groups, outputs, o, T)
+
+    def write_row(self, row: Tensor, grad: Tensor, layout: Layout | None, batch: int) -> None:
+        grad = _with_batch(grad, self.weight)
+        kernel = tuple(self.weight.shape[2:])
+        positions = tuple(self.in_shape[-len(kernel) :])
+        row.copy_(_gathered(patches(grad, kernel, self.geometry, positions), layout, batch))
+
+    def jacobian(self, store: Tensor) -> Float[Tensor, "b g No T"]:
+        return store.flatten(2, 3)
+
+    def at_one_position(self, store: Tensor) -> Float[Tensor, "b g N o"]:
+        return store.squeeze(-1)
+
+    def bias_rows(self, store: Tensor) -> Float[Tensor, "b N o"]:
+        raise NotImplementedError("the rows of a transposed convolution do not hold its bias")
+
+    def bias_row(self, grad: Tensor, layout: Layout | None, batch: int) -> Tensor | None:
+        pixels = _with_batch(grad, self.weight).flatten(2).unsqueeze(1)
+        return _gathered(pixels, layout, batch).sum(-1).squeeze(1)
+
+    def reads(self) -> tuple[int, int]:
+        return 1, 1
+
+    def operator_norm(self, kernel: Norm) -> Norm:
+        return _image_norm(self._apply, self._gram, _image(self.in_shape, self.weight), self.weight)
+
+    def untied_norms(self, scale: Float[Tensor, "b g T"]) -> Float[Tensor, " b"]:
+        return block_diagonal_norms(self.matrix.double(), scale)
+
+    def _apply(self, x: Tensor) -> Tensor:
+        """The layer on images, without its bias."""
+        return TRANSPOSED[self.kind](
+            x, self.weight.detach(), None, self.geometry.stride,
+            padding=tuple(left for left, _ in self.geometry.padding),
+            output_padding=self.output_padding,
+            dilation=self.geometry.dilation, groups=self.geometry.groups,
+        )  # fmt: skip
+
+    def _gram(self) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+        """Return v -> C^T C v on flat images, and one such image."""
+        x, y = _traced(self._apply, self.in_shape, self.out_shape, self.weight)
+
+        def gram(v: Tensor) -> Tensor:
+            z = self._apply(v.reshape(x[:1].shape).expand(x.shape))
+            return torch.autograd.grad(y, x, z, retain_graph=True)[0][0].flatten()
+
+        return gram, x[0].detach().flatten()
+
+
+# -- images --------------------------------------------------------------------------------------
+
+
+def _with_batch(t: Tensor, weight: Tensor) -> Tensor:
+    """Return a convolution's tensor with a batch dimension, also where the call had none."""
+    return t if t.dim() == weight.dim() else t.unsqueeze(0)
+
+
+def _gathered(
+    t: Float[Tensor, "k g f t"], layout: Layout | None, batch: int
+) -> Float[Tensor, "b g f kt"]:
+    """Gather the images that belong to one sample into its positions."""
+    if layout is not None and layout.repeat == 1:
+        return t
+    t = split(t, layout, batch)
+    return t.movedim(1, -2).flatten(-2)
+
+
+def _image(in_shape: torch.Size, weight: Tensor) -> torch.Size:
+    """The shape of one image that a layer reads."""
+    return in_shape[-weight.dim() + 1 :]
+
+
+def _traced(
+    apply: Callable[[Tensor], Tensor], in_shape: torch.Size, out_shape: torch.Size, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Run a layer on zero images with a graph, for products with its transpose."""
+    # With few positions torch is three times faster on two images than on one.
+    images = 2 if out_shape[2 - weight.dim() :].numel() < 8 else 1
+    x = weight.detach().new_zeros(images, *_image(in_shape, weight)).requires_grad_()
+    with torch.enable_grad():
+        return x, apply(x)
+
+
+def _image_norm(
+    apply: Callable[[Tensor], Tensor],
+    gram: Callable[[], tuple[Callable[[Tensor], Tensor], Tensor]],
+    image: torch.Size,
+    weight: Tensor,
+) -> Norm:
+    """||C||_2 of the map of whole images: small maps as a matrix, large ones by products."""
+    if image.numel() <= EXACT_SIZE:
+        basis = torch.eye(image.numel(), dtype=weight.dtype, device=weight.device)
+        with torch.no_grad():
+            return matrix_norm(apply(basis.unflatten(1, image)).flatten(1))
+    product, x = gram()
+    with torch.no_grad():
+        return norm_by_products(product, x)
+
+
+# -- recording -----------------------------------------------------------------------------------
+
+
+def _convolution(recording: Recording, func: Any, args: Any, kwargs: Any) -> Tensor:
+    return _call_convolution(recording, func, *args, **kwargs)
+
+
+def _call_convolution(
+    recording: Recording,
+    func: Any,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    dims = weight.dim() - 2
+    dilations = _each(dilation, dims)
+    pads, mode = _pads(padding, weight.shape[2:], dilations, dims), "constant"
+    own_pad = None if any(map(any, pads)) else _remembered_pads(recording).get(id(input))
+    if own_pad and input._version == own_pad[1]:
+        _, _, input, pads, mode = own_pad
+    else:
+        own_pad = None
+    geometry = Geometry(_each(stride, dims), pads, dilations, int(groups), mode)
+    alias, total = recording.alias(input)
+    read = F.pad(alias, flat_pads(pads), mode) if own_pad else alias
+    z = func(read, weight, bias, stride, padding, dilation, groups)
+    layer = Convolution(func.__name__, weight, bias, geometry, input.shape, z.shape)
+    return recording.add_call(layer, input, alias, total, z)
+
+
+def _transposed(recording: Recording, func: Any, args: Any, kwargs: Any) -> Tensor:
+    return _call_transposed(recording, func, *args, **kwargs)
+
+
+def _call_transposed(
+    recording: Recording,
+    func: Any,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Tensor:
+    dims = weight.dim() - 2
+    dilations = _each(dilation, dims)
+    pads = _pads(padding, weight.shape[2:], dilations, dims)
+    geometry = Geometry(_each(stride, dims), pads, dilations, int(groups))
+    alias, total = recording.alias(input)
+    z = func(alias, weight, bias, stride, padding, output_padding, groups, dilation)
+    layer = TransposedConvolution(
+        func.__name__, weight, bias, geometry, input.shape, z.shape, _each(output_padding, dims)
+    )
+    return recording.add_call(layer, input, alias, total, z)
+
+
+def _pad(recording: Recording, func: Any, args: Any, kwargs: Any) -> Tensor:
+    return _call_pad(recording, *args, **kwargs)
+
+
+def _call_pad(
+    recording: Recording, input: Tensor, pad: Any, mode: str = "constant", value: Any = None
+) -> Tensor:
+    """Remember a pad that a convolution layer does itself (padding_mode != "zeros")."""
+    result = F.pad(input, pad, mode, value)
+    own_pads = recording.scratch.get("pads of layers")
+    if own_pads is None:
+        own_pads = {hash(key): key for key in _pads_of_layers(recording.model)}
+        recording.scratch["pads of layers"] = own_pads
+    if (tuple(pad), mode) in own_pads.values():
+        pairs = tuple((pad[i], pad[i + 1]) for i in range(len(pad) - 2, -1, -2))
+        _remembered_pads(recording)[id(result)] = (result, result._version, input, pairs, mode)
+    return result
+
+
+def _remembered_pads(recording: Recording) -> dict[int, Any]:
+    return recording.scratch.setdefault("padded inputs", {})
+
+
+def _pads_of_layers(model: nn.Module) -> set[tuple[tuple[int, ...], str]]:
+    return {
+        (tuple(m._reversed_padding_repeated_twice), m.padding_mode)
+        for m in model.modules()
+        if isinstance(m, nn.modules.conv._ConvNd) and m.padding_mode != "zeros"
+    }
+
+
+def _each(value: Any, dims: int) -> tuple[int, ...]:
+    value = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    return tuple(int(v) for v in (value * dims if len(value) == 1 else value))
+
+
+def _pads(
+    padding: Any, kernel: torch.Size, dilation: tuple[int, ...], dims: int
+) -> tuple[tuple[int, int], ...]:
+    if padding == "valid":
+        padding = 0
+    if padding == "same":
+        totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        return tuple((t // 2, t - t // 2) for t in totals)
+    return tuple((p, p) for p in _each(padding, dims))
+
+
+HANDLERS = {
+    **dict.fromkeys(CONVOLUTIONS.values(), _convolution),
+    **dict.fromkeys(TRANSPOSED.values(), _transposed),
+    F.pad: _pad,
+}

@@ -1,0 +1,111 @@
+"""What every kind of layer offers to the passes, and the format they share.
+
+A *layer* computes z = W u + b at T positions, in the **weight-sharing format**: its input is u of
+shape [b, g, i, T] (sample, group, entry of a patch, position), its weight is W of shape [g, o, i],
+and the derivative of N outputs by z is J of shape [b, g, N o, T]. A dense layer has one group and
+one position. A transposed convolution is a per-pixel linear map onto o = channels x kernel
+products, followed by a fixed overlapping sum: its u is the input as it stands, its J the patches of
+df/dz.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flatlens.algebra.operator_norms import Norm
+from flatlens.capture.layout import Layout
+
+Memory = Callable[[tuple[int, ...]], Tensor]  # shape -> where to write
+
+
+@runtime_checkable
+class Layer(Protocol):
+    """One call's linear map, without the data it met."""
+
+    @property
+    def kind(self) -> str:
+        """The name of the torch function, such as "conv2d"."""
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight as the call had it."""
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias of the call."""
+
+    @property
+    def in_shape(self) -> torch.Size:
+        """The shape of the input."""
+
+    @property
+    def out_shape(self) -> torch.Size:
+        """The shape of the output."""
+
+    @property
+    def matrix(self) -> Float[Tensor, "g o i"]:
+        """The weight in the weight-sharing format."""
+
+    @property
+    def way(self) -> Hashable:
+        """How the weight is read: calls of one weight and one way have one operator norm."""
+
+    @property
+    def joins(self) -> Hashable:
+        """Calls of one weight can have their positions joined where this is equal."""
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the last dimension of the input holds the features (no image)."""
+
+    @property
+    def bias_per_position(self) -> bool:
+        """Whether there is a bias and it is added at each position."""
+
+    @property
+    def last_sample_dim(self) -> int:
+        """The last dimension of the input that may hold samples."""
+
+    @property
+    def unrolled_entries(self) -> int:
+        """Entries of the patches of one call beyond those of its input, for memory estimates."""
+
+    def as_matrix(self, weight: Tensor) -> Float[Tensor, "g o i"]:
+        """Bring a tensor shaped like the weight into the weight-sharing format."""
+
+    def patches(
+        self, x: Tensor, layout: Layout | None, batch: int, into: Memory | None = None
+    ) -> Float[Tensor, "b g i T"]:
+        """Bring the input into the weight-sharing format."""
+
+    def store_shape(self, batch: int, outputs: int, T: int) -> tuple[int, ...]:
+        """The shape in which the rows df_v/dz of all outputs are stored; v is dimension 2."""
+
+    def write_row(self, row: Tensor, grad: Tensor, layout: Layout | None, batch: int) -> None:
+        """Write one output's df/dz into its place ``store[:, :, v]``."""
+
+    def jacobian(self, store: Tensor) -> Float[Tensor, "b g No T"]:
+        """All stored rows as one matrix per sample and group."""
+
+    def at_one_position(self, store: Tensor) -> Float[Tensor, "b g N o"]:
+        """The stored rows of a layer with one position."""
+
+    def bias_rows(self, store: Tensor) -> Float[Tensor, "b N o"]:
+        """The derivative by the bias, from the stored rows."""
+
+    def bias_row(self, grad: Tensor, layout: Layout | None, batch: int) -> Tensor | None:
+        """The derivative by the bias, where the stored rows do not hold it; else None."""
+
+    def reads(self) -> tuple[int, int]:
+        """How often one entry of the input occurs over all patches: at least, and at most."""
+
+    def operator_norm(self, kernel: Norm) -> Norm:
+        """||C||_2 of the whole map without its bias; ``kernel`` is the norm of the matrix."""
+
+    def untied_norms(self, scale: Float[Tensor, "b g T"]) -> Float[Tensor, " b"]:
+        """||D^-1 C||_2 of each sample with D = diag_p scale_p, upper end (theory 4.1)."""

@@ -1,0 +1,63 @@
+"""Where a tensor keeps its samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a tensor keeps its samples: dimension ``dim`` has size batch x ``repeat``.
+
+    ``inner`` says that the sample is the fast index of a flattened dimension, so that its entries
+    are t0s0, t0s1, t1s0, ... for tokens t and samples s.
+    """
+
+    dim: int = 0
+    repeat: int = 1
+    inner: bool = False
+
+    def fits(self, t: Tensor, batch: int) -> bool:
+        """Whether ``t`` can have this layout with ``batch`` samples."""
+        return t.dim() > self.dim and t.shape[self.dim] == batch * self.repeat
+
+    def split(self, t: Tensor, batch: int) -> Tensor:
+        """Return ``t`` with the samples as its first dimension."""
+        if self.repeat == 1:
+            return t.movedim(self.dim, 0)
+        sizes = (self.repeat, batch) if self.inner else (batch, self.repeat)
+        return t.unflatten(self.dim, sizes).movedim(self.dim + self.inner, 0)
+
+
+def split(t: Tensor, layout: Layout | None, batch: int) -> Tensor:
+    """Return ``t`` as [batch, ...]. Without a layout the batch is one sample that owns all of t."""
+    return t.unsqueeze(0) if layout is None else layout.split(t, batch)
+
+
+def find_layout(one: Tensor, two: Tensor) -> Layout | None:
+    """Find the layout under which a tensor of two samples shows the first sample as ``one`` does.
+
+    Returns None where no layout or more than one layout fits. Such samples are measured one at a
+    time.
+    """
+    grown = [d for d in range(one.dim()) if one.shape[d] != two.shape[d]]
+    if one.dim() != two.dim() or len(grown) != 1 or two.shape[grown[0]] != 2 * one.shape[grown[0]]:
+        return None
+    dim, repeat = grown[0], one.shape[grown[0]]
+    fitting = []
+    for inner in (False, True) if repeat > 1 else (False,):
+        layout = Layout(dim, repeat, inner)
+        if close(layout.split(two, 2)[0], layout.split(one, 1)[0]):
+            fitting.append(layout)
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal up to what a different batch size does to rounding."""
+    a, b = a.detach(), b.detach()
+    tolerance = 1e-3 if torch.finfo(a.dtype).bits < 64 else 1e-8
+    scale = float(b.abs().max()) if b.numel() else 0.0
+    return a.shape == b.shape and bool(((a - b).abs() <= tolerance * scale).all())

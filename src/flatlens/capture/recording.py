@@ -1,0 +1,201 @@
+"""What one forward pass is seen to do: the calls of layers, and each parameter's other uses.
+
+Nothing is measured here. The autograd *edges* are noted:
+
+- ``total``    where df/dx of the tensor that enters the layer arrives (A of ``docs/theory.md``);
+- ``through``  the same for an alias that this layer alone reads (B);
+- ``out``      where df/dz of the layer's output arrives (J).
+
+Functions that use a parameter in a broadcast (norm layers, scales, class tokens, position
+embeddings) get one copy of it per sample, so that autograd itself delivers per-sample gradients at
+the copy. What is left over is found by counting a parameter's uses in the autograd graph: if more
+uses exist than were seen, the parameter takes the slow path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from flatlens.capture.graph import Graph
+from flatlens.capture.layer import Layer
+from flatlens.errors import FlatlensError
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of a layer."""
+
+    layer: Layer
+    x: Tensor
+    through: GradientEdge
+    total: GradientEdge | None
+    out: GradientEdge
+    versions: tuple[tuple[Tensor, int], tuple[Tensor, int]]
+
+
+@dataclass(frozen=True)
+class Copies:
+    """A parameter used with one copy per sample; ``dim`` is where the copies are stacked."""
+
+    parameter: Tensor
+    edge: GradientEdge
+    dim: int
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """The rows of a table (an embedding) that each sample takes, samples first.
+
+    ``padding`` is the row without a gradient, or -1. ``source`` is the edge of rows that were
+    looked up once and copied for each sample.
+    """
+
+    parameter: Tensor
+    edge: GradientEdge
+    indices: Tensor
+    padding: int
+    source: GradientEdge | None = None
+
+
+@dataclass(frozen=True)
+class CapturePlan:
+    """What earlier runs learnt and the next recording needs.
+
+    ``batch_dims`` says for each event (a parameter met a result in a broadcast) which dimension of
+    the result holds the samples. ``clone`` names the calls whose tensors are overwritten in place;
+    None clones all.
+    """
+
+    batch_dims: tuple[int | None, ...] | None = None
+    clone: frozenset[int] | None = None
+
+
+class KnownParameters:
+    """The parameters of a model by identity."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.names = {id(p): name for name, p in model.named_parameters()}
+        self.storages = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def trainable(self, value: Any) -> bool:
+        """Whether a value is a parameter that needs a gradient."""
+        return isinstance(value, Tensor) and id(value) in self.names and value.requires_grad
+
+    def alone_make(self, t: Tensor) -> bool:
+        """Whether ``t`` is computed from parameters alone, or is a view of a frozen one."""
+        if t.requires_grad:
+            return Graph(t).leaves <= self.names.keys()
+        return t.untyped_storage().data_ptr() in self.storages
+
+
+class Recording:
+    """What one forward pass over ``batch`` samples did.
+
+    Attributes:
+        calls: the calls of layers, in order.
+        copies: parameters with one copy per sample.
+        lookups: rows of tables that samples took.
+        events: shapes of the results that a parameter met in a broadcast; trial runs compare them.
+        embedded: embeddings of integer inputs, with the edge where their derivative arrives.
+        scratch: what a kind of layer remembers between two of its functions, by kind.
+    """
+
+    def __init__(
+        self, model: nn.Module, batch: int, plan: CapturePlan, tokens: Sequence[Tensor] = ()
+    ) -> None:
+        self.batch, self.plan, self.tokens = batch, plan, tokens
+        self.model = model
+        self.parameters = KnownParameters(model)
+        self.calls: list[Call] = []
+        self.copies: list[Copies] = []
+        self.lookups: list[Lookup] = []
+        self.events: list[torch.Size] = []
+        self.embedded: list[tuple[Tensor, GradientEdge]] = []
+        self.scratch: dict[str, dict[int, Any]] = {}
+
+    # -- layers ----------------------------------------------------------------------------------
+
+    def alias(self, x: Tensor) -> tuple[Tensor, GradientEdge | None]:
+        """Return an alias of a layer's input that only this layer reads, and the input's edge."""
+        if x.is_complex():
+            raise FlatlensError("a layer reads complex numbers; only real networks are measured")
+        if not x.requires_grad:  # a constant feeds the layer
+            return x.detach().requires_grad_(), None
+        return x.view_as(x), get_gradient_edge(x)
+
+    def add_call(
+        self, layer: Layer, x: Tensor, alias: Tensor, total: GradientEdge | None, z: Tensor
+    ) -> Tensor:
+        """Note a call and return its output.
+
+        An operation in place on z would move z's edge. Where one follows, a clone is returned.
+        """
+        if not z.requires_grad:
+            return z
+        if torch.finfo(z.dtype).bits < 32:
+            raise FlatlensError(
+                f"the model computes in {str(z.dtype).removeprefix('torch.')} inside its forward "
+                "(autocast?); switch that off, so that it is measured in its own precision"
+            )
+        clone = self.plan.clone is None or len(self.calls) in self.plan.clone
+        given = z.clone() if clone else z
+        self.calls.append(
+            Call(
+                layer,
+                x.detach().clone() if clone else x.detach(),
+                get_gradient_edge(alias),
+                total,
+                get_gradient_edge(z),
+                ((x, x._version), (given, given._version)),
+            )
+        )
+        return given
+
+    def overwritten(self) -> frozenset[int]:
+        """The calls whose input or output was changed in place after the call."""
+        return frozenset(
+            i for i, c in enumerate(self.calls) if any(t._version != v for t, v in c.versions)
+        )
+
+    # -- one copy of a parameter per sample --------------------------------------------------------
+
+    def new_event(self, shape: torch.Size) -> int:
+        """Note that a parameter meets a result of ``shape``, and return the number of the event."""
+        self.events.append(shape)
+        return len(self.events) - 1
+
+    def batch_dim(self, event: int) -> int | None:
+        """The dimension of an event's result that holds the samples, or None if unknown."""
+        dims = self.plan.batch_dims
+        if dims is None:
+            return 0 if self.batch == 1 else None
+        return dims[event] if event < len(dims) else None
+
+    def per_sample(
+        self, p: Tensor, shape: torch.Size, event: int, view: tuple[int, ...] | None = None
+    ) -> Tensor:
+        """Return ``p``, reshaped to ``view``, with one copy per sample in a result of ``shape``.
+
+        Where the dimension of the samples is unknown or ``p`` already fills it, ``p`` itself is
+        returned. The count of its uses then sends it down the slow path.
+        """
+        view = tuple(p.shape) if view is None else view
+        dim = self.batch_dim(event)
+        aligned = (1,) * (len(shape) - len(view)) + view
+        if (
+            not self.parameters.trainable(p)
+            or dim is None
+            or len(aligned) != len(shape)
+            or aligned[dim] != 1
+            or shape[dim] != self.batch
+        ):
+            return p.reshape(view)
+        copies = p.reshape(aligned).expand(*aligned[:dim], self.batch, *aligned[dim + 1 :])
+        self.copies.append(Copies(p, get_gradient_edge(copies), dim))
+        return copies

@@ -1,0 +1,112 @@
+"""Learn where each tensor keeps its samples, from runs on one sample and on two.
+
+Where that cannot be told, samples are measured one at a time: slower, and exact for any network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from flatlens.capture.inputs import Inputs, check_alone
+from flatlens.capture.layout import Layout, find_layout
+from flatlens.capture.recording import Call, CapturePlan
+from flatlens.passes.forward import Forward, Subject
+from flatlens.passes.independence import NeedsSinglesError, check_owners
+from flatlens.passes.names import layer_name
+
+Run = Callable[[Inputs, CapturePlan], Forward]
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Where the samples lie in each tensor of a forward pass.
+
+    Attributes:
+        plan: what a recording needs.
+        layouts: the layout of each call's input; None where each sample is measured alone.
+        alone: f of the first sample, where no other sample was compared with it.
+        singles_because: why samples are measured one at a time, or "".
+    """
+
+    plan: CapturePlan
+    layouts: tuple[Layout | None, ...]
+    alone: Tensor | None = None
+    singles_because: str = ""
+
+    def one_at_a_time(self, why: str) -> Arrangement:
+        """The arrangement with which each sample is measured by itself."""
+        return replace(
+            self,
+            plan=replace(self.plan, batch_dims=None),
+            layouts=(None,) * len(self.layouts),
+            singles_because=why,
+        )
+
+
+def arrange(
+    subject: Subject, run: Run, inputs: Inputs, solo: Forward, chunk: int, asked: int | None
+) -> Arrangement:
+    """Learn the arrangement of a network's samples.
+
+    Args:
+        subject: the network.
+        run: the forward pass of the chosen strategy.
+        inputs: the first batch.
+        solo: the forward pass of its first sample.
+        chunk: samples at a time; 1 where memory has no room for two graphs.
+        asked: the chunk that the user asked for.
+    """
+    calls = solo.recording.calls
+    clone = solo.recording.overwritten()
+    start = Arrangement(CapturePlan(None, clone), (None,) * len(calls))
+    if inputs.n == 1 or asked == 1:
+        return replace(start, alone=solo.f.detach())
+    one, two = inputs.take(slice(0, 1)), inputs.take(slice(0, 2))
+    if chunk == 1:
+        check_alone(subject.outputs_alone(two)[:1], solo.f, partial(subject.outputs_alone, one))
+        return start
+    pair = run(two, CapturePlan())
+    check_alone(pair.f[:1], solo.f, partial(subject.outputs_alone, one))
+    if len(calls) != len(pair.recording.calls):
+        return start.one_at_a_time("the number of layer calls depends on the batch")
+    dims = _batch_dims(solo.recording.events, pair.recording.events)
+    pairs = zip(calls, pair.recording.calls, strict=True)
+    arrangement = Arrangement(
+        CapturePlan(dims, clone | pair.recording.overwritten()),
+        tuple(call_layout(a, b) for a, b in pairs),
+    )
+    for call, layout in zip(calls, arrangement.layouts, strict=True):
+        if layout is None:
+            name = layer_name(call.layer, subject)
+            return arrangement.one_at_a_time(f"the rows of {name} cannot be assigned to samples")
+    try:
+        if pair.recording.events:  # with one copy of a parameter per sample
+            pair = run(two, arrangement.plan)
+        for i in range(2):
+            check_owners(subject, pair, arrangement.layouts, slice(i, i + 1))
+    except NeedsSinglesError as why:
+        return arrangement.one_at_a_time(str(why))
+    return arrangement
+
+
+def call_layout(one: Call, two: Call) -> Layout | None:
+    """The layout of a call's input; features and pixels cannot hold the samples."""
+    layout = find_layout(one.x, two.x)
+    usable = layout is not None and layout.dim <= one.layer.last_sample_dim
+    return layout if usable else None
+
+
+def _batch_dims(one: list[torch.Size], two: list[torch.Size]) -> tuple[int | None, ...] | None:
+    """Find in each result the dimension that went from 1 to 2 with the batch, if only one did."""
+    if len(one) != len(two):
+        return None
+    dims: list[int | None] = []
+    for a, b in zip(one, two, strict=True):
+        grown = [d for d in range(len(a)) if a[d] != b[d]] if len(a) == len(b) else []
+        dims.append(grown[0] if len(grown) == 1 and (a[grown[0]], b[grown[0]]) == (1, 2) else None)
+    return tuple(dims)

@@ -1,0 +1,143 @@
+"""Choose how to measure: exactly or by a sketch, and how many samples at a time.
+
+The choice is a value. It is made once, from one sample's forward pass, before anything is measured.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+import torch
+
+from flatlens import tuning
+from flatlens.capture.recording import Recording
+from flatlens.errors import FlatlensError
+from flatlens.passes.forward import Forward, Subject
+from flatlens.passes.head import head_width
+from flatlens.passes.request import Request
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a network is measured.
+
+    Attributes:
+        method: the strategy.
+        chunk: samples at a time.
+        rows_at_once: rows of all layers that are kept at a time.
+        products: products that an exact pass takes.
+        why: a note for the user, or "" where there was nothing to choose.
+    """
+
+    method: Literal["exact", "sketch", "sharpness_only"]
+    chunk: int
+    rows_at_once: int
+    products: int
+    why: str = ""
+
+
+def choose(subject: Subject, request: Request, solo: Forward, n: int) -> Choice:
+    """Choose the strategy and the chunk from the forward pass of one sample.
+
+    Args:
+        subject: the network.
+        request: what is asked for.
+        solo: the forward pass of one sample.
+        n: samples in the batch at hand.
+
+    Raises:
+        FlatlensError: if one sample alone does not fit ``request.memory``.
+    """
+    call = solo.recording.calls[-1]
+    products = head_width(solo.graph, solo.f, call) or solo.f.shape[1]
+    exactly, why = _exact_or_sketch(request, products, solo, n)
+    if not exactly:
+        chunk, kept = _chunk(subject, request, solo.recording, tuning.SKETCH_ROWS, False, n)
+        return Choice("sketch", chunk, kept, products, why)
+    chunk, kept = _chunk(subject, request, solo.recording, products, request.sharpness_alone, n)
+    method: Literal["exact", "sharpness_only"]
+    method = "sharpness_only" if request.sharpness_alone else "exact"
+    return Choice(method, chunk, kept, products, why)
+
+
+def _exact_or_sketch(request: Request, products: int, solo: Forward, n: int) -> tuple[bool, str]:
+    """Decide by the number of products that each way takes; return the reason as a note."""
+    if request.method == "exact":
+        return True, ""
+    directions, rtol = request.sketch.directions, request.sketch.rtol
+    if request.method == "sketch":
+        if products > directions:
+            return False, ""
+        goal = "" if rtol is None else f" (rtol={rtol})"
+        return True, f"exact: {products} products are no more than {directions} directions{goal}"
+    if products <= tuning.ALWAYS_EXACT and request.budget is None:
+        return True, ""
+    sketched = directions + tuning.LAYER_PRODUCTS * (len(solo.recording.calls) + 1)
+    cost = products * (1 + products / tuning.SPECTRA_DOUBLE)
+    exactly = products <= tuning.ALWAYS_EXACT or cost <= tuning.TIMES_DEARER * sketched
+    why = f"{products} products a sample against about {sketched}"
+    if request.budget is not None:
+        seconds = _seconds_per_product(solo) * n
+        exactly = products <= sketched or products * seconds <= request.budget
+        why += f", {products * seconds:.3g} s against {sketched * seconds:.3g} s"
+        why += f" with a budget of {request.budget:g} s"
+    return exactly, f"{'exact' if exactly else 'sketched'}: {why}"
+
+
+def _seconds_per_product(solo: Forward) -> float:
+    """Time one product of one sample, times three: its algebra takes about twice as much again."""
+    start = time.perf_counter()
+    for _ in range(3):
+        torch.autograd.grad(solo.f.sum(), solo.edges, retain_graph=True, allow_unused=True)
+    return time.perf_counter() - start
+
+
+def _chunk(
+    subject: Subject, request: Request, recording: Recording, kept: int, alone: bool, n: int
+) -> tuple[int, int]:
+    """Choose samples at a time, and rows kept at a time, from an estimate of memory.
+
+    ``alone`` says that only the sharpness is measured, which can keep few rows at a time.
+    """
+    if alone:
+        kept = min(kept, tuning.PRODUCTS_AT_ONCE)
+    size = bytes_per_sample(subject, recording, kept, alone)
+    memory, asked = request.memory, request.chunk
+    enough = min(n, tuning.ENOUGH_SAMPLES)
+    most = tuning.MOST_CHUNK_BYTES if memory is None else memory // enough
+    while alone and kept > 1 and size > most:
+        kept //= 2
+        size = bytes_per_sample(subject, recording, kept, alone)
+    if memory is not None:
+        if size > memory:
+            raise FlatlensError(
+                f"one sample needs about {size:,} bytes, more than memory={memory:,}; "
+                "raise it, or measure fewer outputs with output="
+            )
+        return min(memory // size, asked or n), kept
+    if asked is not None:
+        return asked, kept
+    fewest = tuning.SHARPNESS_FEWEST_SAMPLES if alone else tuning.FEWEST_SAMPLES
+    room = tuning.SHARPNESS_CHUNK_BYTES if alone else tuning.CHUNK_BYTES
+    largest = tuning.SHARPNESS_MOST_SAMPLES if alone else tuning.MOST_SAMPLES
+    fewest = min(fewest, tuning.MOST_CHUNK_BYTES // size)
+    return max(1, fewest, min(room // size, largest)), kept
+
+
+def bytes_per_sample(subject: Subject, recording: Recording, kept: int, alone: bool) -> int:
+    """Estimate what one sample needs while its chunk runs, with ``kept`` rows of each layer."""
+    entries = 0
+    for call in recording.calls:
+        layer, outputs = call.layer, prod(call.layer.out_shape)
+        dense = layer.is_linear and call.x.numel() == layer.matrix.shape[2]
+        stored = 0 if alone and dense else kept
+        entries += (3 + stored) * (call.x.numel() + outputs) + layer.unrolled_entries
+    seen = {id(t) for c in recording.calls for t in (c.layer.weight, c.layer.bias)}
+    seen |= {id(t.parameter) for t in recording.lookups}
+    others = (p.numel() for _, p in subject.named if p.requires_grad and id(p) not in seen)
+    entries += (3 + kept) * sum(others)
+    entries += sum((3 + kept) * t.indices.numel() * t.parameter.shape[1] for t in recording.lookups)
+    return entries * torch.finfo(subject.dtype).bits // 8 + kept * kept * 8

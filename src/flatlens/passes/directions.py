@@ -1,0 +1,60 @@
+"""Random output directions: every sample has its own, whatever chunk it is in."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatlens.capture.inputs import Inputs
+
+
+class SampleStreams:
+    """Streams of random numbers that belong to a sample by its content, not by its place."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._seen: Counter[int] = Counter()  # equal samples: each has directions of its own
+
+    def of(self, inputs: Inputs) -> list[np.random.Generator]:
+        """Return one stream per sample."""
+        streams = []
+        for i in range(inputs.n):
+            digest = hashlib.blake2b(digest_size=8)
+            for t in inputs.tensors:
+                flat = t[i].detach().cpu().contiguous().reshape(-1)
+                digest.update(flat.view(torch.uint8).numpy().tobytes())
+            key = int.from_bytes(digest.digest(), "big")
+            streams.append(np.random.default_rng([self.seed, key, self._seen[key]]))
+            self._seen[key] += 1
+        return streams
+
+
+class Signs:
+    """Random directions of +-1 for each sample.
+
+    Args:
+        f: the outputs, [b, N].
+        streams: a stream of random numbers per sample.
+        root: R^T of a loss, [b, k, N], where R^T f is measured; else None.
+    """
+
+    def __init__(self, f: Tensor, streams: list[np.random.Generator], root: Tensor | None) -> None:
+        self.f, self.streams, self.root = f, streams, root
+        self.width = (f if root is None else root).shape[1]
+
+    def next(self) -> Tensor:
+        """Draw one direction for each sample, [b, width]."""
+        drawn = [stream.integers(0, 2, self.width, dtype=np.int8) for stream in self.streams]
+        return torch.from_numpy(2 * np.stack(drawn) - 1).to(self.f)
+
+    def to_outputs(self, v: Tensor) -> Tensor:
+        """R v: the direction in the space of the outputs."""
+        return v if self.root is None else (self.root.mT @ v[..., None]).squeeze(-1)
+
+    def from_outputs(self, w: Tensor) -> Tensor:
+        """R^T w: back from the space of the outputs."""
+        return w if self.root is None else (self.root @ w[..., None]).squeeze(-1)

@@ -1,0 +1,126 @@
+"""One forward pass of the network under measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+
+from flatlens.capture.graph import Graph
+from flatlens.capture.inputs import Inputs, check_finite, outputs
+from flatlens.capture.recorder import Recorder
+from flatlens.capture.recording import CapturePlan, Recording
+from flatlens.errors import FlatlensError
+
+Named = Sequence[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What one forward pass gave.
+
+    Attributes:
+        fed: the tensors that stand for the network's input.
+        edges: where the derivatives by these tensors arrive.
+        recording: the calls of layers.
+        f: the outputs, [b, N].
+        start: the number of its first sample among all samples.
+    """
+
+    fed: list[Tensor]
+    edges: list[GradientEdge]
+    recording: Recording
+    f: Tensor
+    start: int = 0
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The autograd graph behind f."""
+        return Graph(self.f)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The network under measurement.
+
+    Attributes:
+        model: the module.
+        dtype: its precision.
+        output: what of its result is f(x).
+        named: all parameters by name, as they were before the measurement.
+    """
+
+    model: nn.Module
+    dtype: torch.dtype
+    output: Any
+    named: Named
+
+    @cached_property
+    def known(self) -> set[int]:
+        """The ids of these parameters."""
+        return {id(p) for _, p in self.named}
+
+    def run(self, inputs: Inputs, plan: CapturePlan, start: int = 0) -> Forward:
+        """Run the network once and record what it does.
+
+        Args:
+            inputs: the samples.
+            plan: what earlier runs learnt.
+            start: the number of the first sample, for messages.
+        """
+        fed = inputs.map(with_gradient)
+        edges = [get_gradient_edge(t) for t in fed.floating]
+        values = [t.detach() for t in inputs.floating]
+        recorder = Recorder(self.model, inputs.n, plan, () if values else inputs.tensors)
+        with recorder:
+            f = outputs(fed, self.model, self.output)
+        if not values:
+            values, edges = _embedded(recorder.recording, inputs.n)
+        self._check(f, start)
+        return Forward(values, edges, recorder.recording, f, start)
+
+    def outputs_alone(self, inputs: Inputs) -> Tensor:
+        """Return f without a recording.
+
+        Gradients are on but nothing is saved for them: without gradients torch may pick other
+        kernels, which round differently.
+        """
+        with saved_tensors_hooks(lambda _: None, lambda _: torch.empty(0)):
+            return outputs(inputs.map(with_gradient), self.model, self.output).detach()
+
+    def _check(self, f: Tensor, start: int) -> None:
+        late = [name for name, p in self.model.named_parameters() if id(p) not in self.known]
+        if late:
+            raise FlatlensError(
+                f"{', '.join(late)} did not exist before the model was run; now they do: measure "
+                "it again"
+            )
+        if not f.requires_grad:
+            raise FlatlensError(
+                "the output does not depend differentiably on the input; it may be detached, "
+                "rounded or an argmax: select the raw output with output="
+            )
+        check_finite(f.detach(), start, "output")
+
+
+def _embedded(recording: Recording, n: int) -> tuple[list[Tensor], list[GradientEdge]]:
+    """Return what stands for an input of integers: the output of its embedding."""
+    if not recording.embedded or any(len(t) != n for t, _ in recording.embedded):
+        raise FlatlensError(
+            "the input is of integers, by which nothing can be differentiated, and no "
+            "nn.Embedding reads it; feed the network the floating-point tensor behind them"
+        )
+    return [t for t, _ in recording.embedded], [edge for _, edge in recording.embedded]
+
+
+def with_gradient(t: Tensor) -> Tensor:
+    """Copy an input, so that the model may overwrite it and gradients arrive at it."""
+    if not t.is_floating_point():
+        return t
+    leaf = (t.clone() if t.is_inference() else t.detach()).requires_grad_()
+    return leaf.clone()

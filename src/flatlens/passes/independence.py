@@ -1,0 +1,105 @@
+"""See that samples do not depend on one another, and which sample each row belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from flatlens.capture.inputs import COUPLED, Inputs, check_alone
+from flatlens.capture.layout import Layout, close
+from flatlens.capture.recording import CapturePlan, Recording
+from flatlens.errors import FlatlensError
+from flatlens.passes.forward import Forward, Subject
+from flatlens.passes.names import layer_name
+from flatlens.passes.products import gradients
+
+Layouts = Sequence[Layout | None]
+
+
+class NeedsSinglesError(Exception):
+    """A batch met something that only the way of one sample at a time measures."""
+
+
+def check_subset(
+    subject: Subject,
+    run: Callable[[Inputs, CapturePlan], Forward],
+    inputs: Inputs,
+    forward: Forward,
+    plan: CapturePlan,
+    layouts: Layouts,
+) -> None:
+    """Run a subset of the batch again: its outputs and layer inputs must match the full batch.
+
+    Raises:
+        FlatlensError: if a sample's output changes with the other samples.
+        NeedsSinglesError: if the rows of a layer cannot be assigned to samples.
+    """
+    if inputs.n == 1:
+        return
+    calls, batch = forward.recording.calls, inputs.n
+    subset = slice(1, None, max(2, batch // 4 | 1))  # an odd step: even and odd places
+    few = run(inputs.take(subset), plan)
+    again = partial(subject.outputs_alone, inputs.take(subset))
+    check_alone(forward.f[subset], few.f, again)
+    if not len(calls) == len(few.recording.calls) == len(layouts):
+        raise NeedsSinglesError("the number of layer calls depends on the samples")
+    for call, other, layout in zip(calls, few.recording.calls, layouts, strict=True):
+        if not (
+            layout is not None
+            and layout.fits(call.x, batch)
+            and layout.fits(other.x, len(few.f))
+            and close(layout.split(call.x, batch)[subset], layout.split(other.x, len(few.f)))
+        ):
+            name = layer_name(call.layer, subject)
+            raise NeedsSinglesError(
+                f"the order of samples inside the input of {name} changes from batch to batch"
+            )
+    if len(few.f) > 1 and _values_cannot_identify(few.recording, layouts):
+        check_owners(subject, few, layouts, slice(0, len(few.f) // 2))
+
+
+def _values_cannot_identify(recording: Recording, layouts: Layouts) -> bool:
+    """Whether some samples have identical rows, so that values cannot identify the sample."""
+    if recording.copies or recording.lookups:
+        return True
+    for call, layout in zip(recording.calls, layouts, strict=True):
+        assert layout is not None
+        one, two, *_ = layout.split(call.x, recording.batch)
+        if torch.equal(one, two):
+            return True
+    return False
+
+
+def check_owners(subject: Subject, forward: Forward, layouts: Layouts, subset: slice) -> None:
+    """Differentiate the outputs of some samples: they must reach no row of another sample.
+
+    Raises:
+        FlatlensError: if they reach the input of another sample.
+        NeedsSinglesError: if they reach a row that was assigned to another sample.
+    """
+    recording, batch = forward.recording, len(forward.f)
+    if len(recording.calls) != len(layouts):
+        raise NeedsSinglesError("the number of layer calls depends on the batch")
+    places = [(edge, Layout()) for edge in forward.edges]
+    for call, layout in zip(recording.calls, layouts, strict=True):
+        if layout is None or not layout.fits(call.x, batch):
+            name = layer_name(call.layer, subject)
+            raise NeedsSinglesError(f"the rows of {name} cannot be assigned to samples")
+        places += [(e, layout) for e in (call.out, call.through, call.total) if e is not None]
+    places += [(copies.edge, Layout(copies.dim)) for copies in recording.copies]
+    places += [(lookup.edge, Layout()) for lookup in recording.lookups]
+    mixed = (forward.f[subset] * forward.f[subset].detach().cos()).sum()
+    grads = gradients(mixed, [edge for edge, _ in places], True)
+    others = torch.ones(batch, dtype=torch.bool)
+    others[subset] = False
+    reached = []
+    for grad, (_, layout) in zip(grads, places, strict=True):
+        size = forward.f.new_zeros(batch) if grad is None else layout.split(grad, batch).abs()
+        reached.append(size[others].max() > 1e-6 * size.max())
+    flags = torch.stack(reached).tolist()
+    if any(flags[: len(forward.edges)]):
+        raise FlatlensError(COUPLED)
+    if any(flags):
+        raise NeedsSinglesError("rows of one sample reach the outputs of another")

@@ -1,0 +1,267 @@
+"""Plan one chunk: which edges to ask of autograd, and how each parameter is measured.
+
+The plan is frozen. It holds no numbers, only places: an *edge number* is the place of an edge in
+``edges``, and the rows that arrive there are kept under that number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from flatlens.capture.graph import Graph
+from flatlens.capture.layout import Layout
+from flatlens.capture.recording import Call, Copies, Lookup
+from flatlens.errors import FlatlensError
+from flatlens.passes.forward import Forward, Named
+from flatlens.passes.independence import Layouts, NeedsSinglesError
+
+RowPlace = tuple[Layout | None, int]  # layout, and entries per sample
+
+
+@dataclass(frozen=True)
+class LayerEdges:
+    """Where the derivatives of one call arrive.
+
+    Attributes:
+        total: edge number of A, the derivative by the tensor that enters the layer.
+        through: edge number of B, the derivative through the layer alone; equal to ``total``
+            where nothing else reads the tensor.
+        reads_input: whether the tensor is the network's input, up to a reshape.
+        beside_input: whether something reads the input beside that reshape.
+        input: edge number of the input that the tensor is a reshape of, or -1.
+    """
+
+    total: int
+    through: int
+    reads_input: bool
+    beside_input: bool
+    input: int
+
+
+@dataclass(frozen=True)
+class ParameterPlan:
+    """How each parameter is measured.
+
+    Attributes:
+        paths: the path of each parameter by name, as ``ParameterProbe.path``.
+        groups: calls that share a weight, and the name of the trainable parameter it is, or None.
+        rules: by parameter, the calls whose bias it is and the edge numbers of its copies.
+        tables: by parameter, the edge numbers of the rows that were looked up.
+        slow: by parameter, the edge number of the parameter itself.
+        trainable: names of the trainable parameters by id.
+    """
+
+    paths: dict[str, str] = field(default_factory=dict)
+    groups: list[tuple[list[int], str | None]] = field(default_factory=list)
+    rules: dict[str, tuple[list[int], list[int]]] = field(default_factory=dict)
+    tables: dict[str, list[tuple[int, Lookup]]] = field(default_factory=dict)
+    slow: dict[str, int] = field(default_factory=dict)
+    trainable: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ChunkPlan:
+    """All places of one chunk.
+
+    Attributes:
+        calls: the calls that the output depends on, and their layouts.
+        edges: what is asked of autograd.
+        kept_rows: layout and size of the rows that are kept, by edge number.
+        inputs: edge numbers of the network's input; empty where no derivative by it is asked for.
+        outs: edge numbers of df/dz of each call.
+        layers: where A and B of each call arrive; empty where no spectra are asked for.
+        parameters: how each parameter is measured.
+    """
+
+    calls: list[Call]
+    layouts: list[Layout | None]
+    edges: list[GradientEdge]
+    kept_rows: dict[int, RowPlace]
+    inputs: list[int]
+    outs: list[int]
+    layers: list[LayerEdges]
+    parameters: ParameterPlan
+
+
+class EdgeList:
+    """Edges to ask for, each once, and which of them keep their rows."""
+
+    def __init__(self) -> None:
+        self.edges: list[GradientEdge] = []
+        self.kept_rows: dict[int, RowPlace] = {}
+        self._numbers: dict[tuple[Node, int], int] = {}
+
+    def ask(self, edge: GradientEdge) -> int:
+        """Return the number of an edge; a new edge is added."""
+        key = (edge.node, edge.output_nr)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.edges)
+            self.edges.append(edge)
+        return self._numbers[key]
+
+    def keep(self, edge: GradientEdge, layout: Layout | None, entries: int) -> int:
+        """Ask for an edge and keep its rows."""
+        number = self.ask(edge)
+        self.kept_rows.setdefault(number, (layout, entries))
+        return number
+
+    def number(self, edge: GradientEdge) -> int:
+        """Return the number of an edge, or -1 if it was not asked for."""
+        return self._numbers.get((edge.node, edge.output_nr), -1)
+
+
+def reaching_calls(forward: Forward, layouts: Layouts) -> tuple[list[Call], list[Layout | None]]:
+    """Return the calls that the output depends on, with their layouts."""
+    calls = zip(forward.recording.calls, layouts, strict=True)
+    alive = [(call, layout) for call, layout in calls if call.out.node in forward.graph.nodes]
+    if not alive:
+        raise FlatlensError("no linear or convolutional layer reaches the output: none to measure")
+    return [call for call, _ in alive], [layout for _, layout in alive]
+
+
+def plan_chunk(
+    forward: Forward,
+    calls: list[Call],
+    layouts: list[Layout | None],
+    named: Named,
+    *,
+    spectra: bool,
+    inputs: bool,
+) -> ChunkPlan:
+    """Plan the edges of one chunk.
+
+    Args:
+        forward: the forward pass.
+        calls: the calls that reach the output.
+        layouts: their layouts.
+        named: all parameters.
+        spectra: whether A and B of each call are asked for.
+        inputs: whether the derivative by the network's input is asked for.
+
+    Raises:
+        NeedsSinglesError: if a parameter has no fast rule and the chunk has several samples.
+    """
+    edges = EdgeList()
+    pairs = zip(forward.edges, forward.fed, strict=True) if inputs else ()
+    input_numbers = [edges.keep(edge, Layout(), t[0].numel()) for edge, t in pairs]
+    outs = [edges.ask(call.out) for call in calls]
+    layers = []
+    if spectra:
+        for call, layout in zip(calls, layouts, strict=True):
+            entries = call.x.numel() // len(forward.f)
+            layers.append(_layer_edges(call, layout, entries, edges, forward.graph, input_numbers))
+    parameters = _plan_parameters(forward, calls, named, edges)
+    return ChunkPlan(
+        calls, layouts, edges.edges, edges.kept_rows, input_numbers, outs, layers, parameters
+    )
+
+
+def _layer_edges(
+    call: Call,
+    layout: Layout | None,
+    entries: int,
+    edges: EdgeList,
+    graph: Graph,
+    inputs: list[int],
+) -> LayerEdges:
+    """Plan A and B of one call; B is asked for only where it can differ from A."""
+    if call.total is None:
+        number = edges.keep(call.through, layout, entries)
+        return LayerEdges(number, number, False, False, -1)
+    read_once = graph.read_once(call.total)
+    below, below_read_once = graph.below_reshapes(call.total)
+    source = edges.number(below)
+    reads_input = source in inputs
+    total_edge = below if reads_input and read_once and below_read_once else call.total
+    total = edges.keep(total_edge, layout, entries)
+    through = total if read_once else edges.keep(call.through, layout, entries)
+    beside = reads_input and (not below_read_once or len(inputs) > 1)
+    return LayerEdges(total, through, reads_input, beside, source if reads_input else -1)
+
+
+def _plan_parameters(
+    forward: Forward, calls: list[Call], named: Named, edges: EdgeList
+) -> ParameterPlan:
+    """Choose each parameter's path; a parameter whose uses are not all seen goes the slow way."""
+    nodes, batch = forward.graph.nodes, len(forward.f)
+    copies = [c for c in forward.recording.copies if c.edge.node in nodes]
+    lookups = [t for t in forward.recording.lookups if t.edge.node in nodes]
+    plan = ParameterPlan(trainable={id(p): name for name, p in named if p.requires_grad})
+    for name, p in named:
+        uses = _Uses.of(p, calls, copies, lookups)
+        plan.paths[name] = _plan_parameter(plan, name, p, uses, forward.graph, edges, batch)
+    grouped = {i for group, _ in plan.groups for i in group}
+    for i, call in enumerate(calls):
+        if i not in grouped and plan.trainable.get(id(call.layer.weight)) not in plan.slow:
+            plan.groups.append(([i], None))
+    return plan
+
+
+@dataclass(frozen=True)
+class _Uses:
+    """The uses of one parameter that were seen."""
+
+    weights: list[int]
+    biases: list[int]
+    copies: list[Copies]
+    lookups: list[Lookup]
+    joinable: bool  # calls with it as their weight read it in the same way
+
+    @classmethod
+    def of(
+        cls, p: Tensor, calls: list[Call], copies: Sequence[Copies], lookups: Sequence[Lookup]
+    ) -> _Uses:
+        weights = [i for i, c in enumerate(calls) if c.layer.weight is p]
+        return cls(
+            weights,
+            [i for i, c in enumerate(calls) if c.layer.bias is p],
+            [c for c in copies if c.parameter is p],
+            [t for t in lookups if t.parameter is p],
+            len({calls[i].layer.joins for i in weights}) == 1,
+        )
+
+    @property
+    def count(self) -> int:
+        return len(self.weights) + len(self.biases) + len(self.copies)
+
+
+def _plan_parameter(
+    plan: ParameterPlan,
+    name: str,
+    p: Tensor,
+    seen: _Uses,
+    graph: Graph,
+    edges: EdgeList,
+    batch: int,
+) -> str:
+    """Plan one parameter and return its path."""
+    uses = graph.uses(p)
+    if not p.requires_grad:
+        if seen.weights and seen.joinable:
+            plan.groups.append((seen.weights, None))
+        return "frozen"
+    if uses == 0:
+        return "unused"
+    if uses == seen.count == len(seen.weights) and seen.joinable:
+        plan.groups.append((seen.weights, name))
+        return "layer"
+    if uses == seen.count and not seen.weights:
+        numbers = [edges.keep(c.edge, Layout(c.dim), p.numel()) for c in seen.copies]
+        plan.rules[name] = (seen.biases, numbers)
+        return "rule"
+    if uses == len(seen.lookups) and all(
+        t.source is None or graph.read_once(t.source) for t in seen.lookups
+    ):
+        layout = Layout() if batch > 1 else None
+        plan.tables[name] = [
+            (edges.keep(t.edge, layout, t.indices.shape[1] * p.shape[1]), t) for t in seen.lookups
+        ]
+        return "rule"
+    if batch > 1:
+        raise NeedsSinglesError(f"no fast rule for {name}")
+    plan.slow[name] = edges.keep(get_gradient_edge(p), None, p.numel())
+    return "slow"

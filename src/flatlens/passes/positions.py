@@ -1,0 +1,153 @@
+"""One call of a layer in the weight-sharing format, for one chunk of samples."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flatlens import tuning
+from flatlens.algebra.buffers import Buffers
+from flatlens.algebra.spectra import rank_tolerance
+from flatlens.algebra.sums import squares
+from flatlens.capture.layout import Layout
+from flatlens.capture.recording import Call
+
+
+class Positions:
+    """A layer's patches u, and the rows of df/dz as they come in, one output after another.
+
+    Attributes:
+        layer: the kind of layer, which knows how its tensors look in the weight-sharing format.
+        W: the weight, [g, o, i].
+        u: the patches, [b, g, i, T].
+        T: number of positions.
+        outputs: number of rows df_v/dz.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        layout: Layout | None,
+        batch: int,
+        outputs: int,
+        buffers: Buffers,
+        place: int,
+    ) -> None:
+        self.layer, self.layout, self.batch, self.outputs = call.layer, layout, batch, outputs
+        self.W = call.layer.matrix
+        self.u = call.layer.patches(
+            call.x, layout, batch, lambda shape: buffers.get(("u", place), shape, call.x)
+        )
+        self.T = self.u.shape[-1]
+        self._buffers, self._place = buffers, place
+        self._store: Tensor | None = None
+        self._power: Tensor | None = None
+        self._bias_sums: Tensor | None = None  # where the rows do not hold the bias's derivative
+
+    def begin(self, outputs: int) -> None:
+        """Forget all rows; others follow."""
+        self.outputs = outputs
+        self._store = self._power = self._bias_sums = None
+
+    @property
+    def store(self) -> Tensor:
+        """All rows of df/dz. The memory is taken when the first row comes."""
+        if self._store is None:
+            shape = self.layer.store_shape(self.batch, self.outputs, self.T)
+            self._store = self._buffers.get(("J", self._place), shape, self.u)
+        return self._store
+
+    @property
+    def dense(self) -> bool:
+        """Whether z = W x + b, with nothing shared."""
+        return self.layer.is_linear and self.T == 1
+
+    def take(self, v: int, grad: Tensor | None) -> None:
+        """Store the row df_v/dz."""
+        row = self.store[:, :, v]
+        if grad is None:
+            row.zero_()
+        else:
+            self.layer.write_row(row, grad, self.layout, self.batch)
+        if self.layer.bias is not None and not self.layer.bias_per_position:
+            self._take_bias(v, grad, self.layer.bias)
+
+    def _take_bias(self, v: int, grad: Tensor | None, bias: Tensor) -> None:
+        if self._bias_sums is None:
+            self._bias_sums = self.u.new_zeros(self.batch, self.outputs, len(bias))
+        if grad is not None:
+            row = self.layer.bias_row(grad, self.layout, self.batch)
+            assert row is not None
+            self._bias_sums[:, v] = row
+
+    def widen(self) -> None:
+        """Go on in float64."""
+        self._power = None
+        self._store, self.u, self.W = self.store.double(), self.u.double(), self.W.double()
+        self._bias_sums = None if self._bias_sums is None else self._bias_sums.double()
+
+    @property
+    def row_is_bias_gradient(self) -> bool:
+        """Whether df/dz at the one position there is is also the derivative by the bias."""
+        return self.T == 1 and (self.layer.bias is None or self.layer.bias_per_position)
+
+    @property
+    def power(self) -> Float[Tensor, "b g o"]:
+        """Squares of df/dz at the one position there is, summed over outputs."""
+        if self._power is None:
+            self._power = squares(self.layer.at_one_position(self.store), 2)
+        return self._power
+
+    @property
+    def J(self) -> Float[Tensor, "b g No T"]:
+        """All rows as one matrix per sample and group."""
+        return self.layer.jacobian(self.store)
+
+    def bias_rows(self) -> Float[Tensor, "b N o"]:
+        """The per-sample derivative by the bias."""
+        if self._bias_sums is not None:
+            return self._bias_sums
+        return self.layer.bias_rows(self.store)
+
+    def energies(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Per sample: sum_p ||J_p||^2 ||u_p||^2, sum_p ||J_p||^2, min_p ||u_p||^2."""
+        u2 = _column_squares(self.u)
+        one = self.T == 1
+        J2 = self.power.sum(2, True, dtype=torch.float64) if one else _column_squares(self.J)
+        return (J2 * u2).sum((1, 2)), J2.sum((1, 2)), u2.amin((1, 2))
+
+    def patch_rank(self, bias: bool) -> Float[Tensor, " b"]:
+        """The smallest singular value of the patches U, or [U, 1], over positions (theory 4.2)."""
+        U = self.u.double().mT  # [b, g, T, i]
+        if bias:
+            U = torch.cat([U, torch.ones_like(U[..., :1])], -1)
+        gram = U @ U.mT
+        values = gram.squeeze(-1) if self.T == 1 else torch.linalg.eigvalsh(gram).clamp(min=0)
+        s, top = values[..., 0].sqrt(), values[..., -1].sqrt()
+        poor = s < 1e-3 * top  # the Gram matrix has lost its digits
+        if bool(poor.any()):
+            s[poor] = torch.linalg.svdvals(U[poor])[..., -1]
+        s = torch.where(s < rank_tolerance(self.u.dtype, *U.shape[-2:]) * top, 0.0, s)
+        # It divides a bound: what rounding may have added is taken off.
+        rounding = 4 * rank_tolerance(torch.float64, *U.shape[-2:]) * top
+        s = torch.where(s > 0, s - torch.where(poor, rounding, rounding * top / s), 0.0)
+        return s.clamp(min=0).amin(1)
+
+    def untied_norms(self) -> Float[Tensor, " b"]:
+        """||D^-1 C||_2 of each sample (upper end), D = diag_p sqrt(||u_p||^2 + 1), theory 4.1."""
+        scale = (self.u.double().square().sum(2) + self.layer.bias_per_position).sqrt()
+        return self.layer.untied_norms(scale)
+
+
+def _column_squares(t: Float[Tensor, "b g f T"]) -> Float[Tensor, "b g T"]:
+    """The squared norm at each position, float64, in blocks that stay in the cache."""
+    b, g, f, T = t.shape
+    entries = tuning.BLOCK_ENTRIES
+    samples, positions = max(1, entries // (g * f * T)), max(1, entries // (g * f))
+    sizes = t.new_empty(b, g, T, dtype=torch.float64)
+    for s in range(0, b, samples):
+        for p in range(0, T, positions):
+            part = t[s : s + samples, :, :, p : p + positions]
+            sizes[s : s + samples, :, p : p + positions] = part.square().sum(2)
+    return sizes

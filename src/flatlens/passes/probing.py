@@ -1,0 +1,130 @@
+"""``probe`` and ``sketch``: look at a network once, exactly or by random directions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from flatlens.capture.inputs import batches
+from flatlens.errors import FlatlensError
+from flatlens.passes.request import Request, SketchOptions
+from flatlens.passes.run import look
+from flatlens.probes import Probe
+
+
+def probe(
+    model: nn.Module,
+    x: Any,
+    *,
+    chunk: int | None = None,
+    memory: int | None = None,
+    output: Any = None,
+    weight_norm: str = "operator",
+    exact_untied: bool = False,
+) -> Probe:
+    """Measure a network exactly: one forward and N vector-Jacobian products per sample.
+
+    Args:
+        model: any module; it is measured in evaluation mode and left exactly as it was.
+        x: a tensor with samples first, a tuple (positional) or dict (by name) of tensors, or an
+            iterable of batches; a pair from an iterable is read as (inputs, targets).
+        chunk: samples at a time, at most. By default chosen from the model. With 1 each is fed by
+            itself, also to a network in which those of a batch change one another.
+        memory: bytes that the pass may use beyond the model and its inputs, instead of ``chunk``.
+        output: key, index, attribute or function that selects f(x) from what the model returns.
+        weight_norm: which norm is ``LayerProbe.norm``: "operator", "kernel" or "frobenius".
+        exact_untied: also find ||D^-1 C||_2 of each convolution and sample (an iteration each) for
+            the tightest form of the untied bound, ``bounds(p, exact=True)``.
+
+    Returns:
+        What the pass saw. Every metric and inequality is a function of it.
+
+    Raises:
+        FlatlensError: if the network cannot be measured, with the reason.
+
+    Example:
+        >>> import torch, flatlens as fl
+        >>> net = torch.nn.Linear(3, 2, bias=False).double()
+        >>> _ = torch.nn.init.ones_(net.weight)
+        >>> p = fl.probe(net, torch.ones(1, 3).double())
+        >>> round(float(p.layers[0].grad_weight[0]), 9)  # N ||x||^2
+        6.0
+    """
+    check_arguments(model, x)
+    request = Request(
+        chunk=chunk, memory=memory, output=output, weight_norm=weight_norm,
+        exact_untied=exact_untied,
+    )  # fmt: skip
+    return look(model, (batch for batch, _ in batches(x)), request)
+
+
+def sketch(
+    model: nn.Module,
+    x: Any,
+    *,
+    directions: int = 32,
+    seed: int = 0,
+    rtol: float | None = None,
+    top: int = 3,
+    tolerance: float = 1e-2,
+    layers: bool = True,
+    chunk: int | None = None,
+    memory: int | None = None,
+    output: Any = None,
+    weight_norm: str = "operator",
+) -> Probe:
+    """Estimate what ``probe`` measures, from a few random output directions.
+
+    Where a head narrower than the outputs makes the exact pass as cheap, that one is taken.
+
+    Args:
+        model: as for ``probe``; so are x, chunk, memory, output and weight_norm.
+        directions: random output directions per sample.
+        seed: seed of the directions. A sample has its own directions, the same in any chunk, order
+            or shard.
+        rtol: add directions until the relative standard error of the sharpness is at most this;
+            exact where that would take as many as all products.
+        top: singular values per sample and layer.
+        tolerance: of Lanczos, relative to the squared singular value.
+        layers: False looks for singular values at the network's input alone, which is many times
+            cheaper; those of the layers, and so ``nmls``, and the local dimension are NaN.
+
+    Returns:
+        A probe with estimates and their standard errors (``Probe.sketch``).
+
+    Raises:
+        FlatlensError: if the network cannot be measured, with the reason.
+
+    Example:
+        >>> import torch, flatlens as fl
+        >>> net = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.ReLU(),
+        ...                           torch.nn.Linear(300, 200)).double()
+        >>> x = torch.randn(4, 300, dtype=torch.float64)
+        >>> p, q = fl.sketch(net, x), fl.probe(net, x)
+        >>> abs(fl.sharpness(p) / fl.sharpness(q) - 1) < 0.1
+        True
+        >>> abs(fl.mls(p) / fl.mls(q) - 1) < 0.001
+        True
+    """
+    check_arguments(model, x)
+    options = SketchOptions(
+        directions=directions, seed=seed, rtol=rtol, top=top, layer_top=top,
+        tolerance=tolerance, layers=layers,
+    )  # fmt: skip
+    request = Request(
+        method="sketch", chunk=chunk, memory=memory, output=output, weight_norm=weight_norm,
+        sketch=options,
+    )  # fmt: skip
+    return look(model, (batch for batch, _ in batches(x)), request)
+
+
+def check_arguments(model: Any, x: Any) -> None:
+    """Refuse what is no model and what holds no samples."""
+    if not isinstance(model, nn.Module):
+        raise FlatlensError(f"the model is a {type(model).__name__}; give a torch.nn.Module")
+    if not (hasattr(x, "__iter__") or hasattr(x, "__getitem__")):
+        raise FlatlensError(
+            f"x is {'None' if x is None else f'a {type(x).__name__}'}; give a tensor with samples "
+            "first, a tuple or dict of tensors, or an iterable of batches"
+        )

@@ -1,0 +1,90 @@
+"""What a caller asks of a pass: frozen, and checked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from flatlens.errors import FlatlensError
+
+# outputs f and which samples they belong to -> R^T of the loss, [b, k, N]
+Root = Callable[[Tensor, slice], Tensor]
+Method = Literal["exact", "sketch", "auto"]
+NORMS = ("operator", "kernel", "frobenius")
+
+
+@dataclass(frozen=True)
+class SketchOptions:
+    """How a sketch estimates.
+
+    Attributes:
+        directions: random output directions per sample.
+        seed: seed of the directions.
+        rtol: relative standard error of the sharpness to reach; None takes ``directions`` only.
+        top: singular values per sample, at the network's input.
+        layer_top: singular values per sample and layer.
+        tolerance: of Lanczos, relative to the squared singular value.
+        layers: whether the layers' singular values are looked for.
+    """
+
+    directions: int = 32
+    seed: int = 0
+    rtol: float | None = None
+    top: int = 3
+    layer_top: int = 3
+    tolerance: float = 1e-2
+    layers: bool = True
+
+    def __post_init__(self) -> None:
+        if self.directions < 2:
+            raise FlatlensError(
+                f"directions={self.directions} give no standard error; use 2 or more"
+            )
+        if self.rtol is not None and not self.rtol > 0:
+            raise FlatlensError(f"rtol={self.rtol} is no relative error; give a positive number")
+        if self.top < 1:
+            raise FlatlensError(
+                f"top={self.top} singular values cannot be found; ask for 1 or more"
+            )
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure, by which method, within which memory.
+
+    Attributes:
+        method: "exact", "sketch", or "auto" to choose by cost.
+        output: what of the model's result is f(x): a key, an index, an attribute or a function.
+        chunk: samples at a time, at most.
+        memory: bytes that the pass may use beyond the model and its inputs.
+        root: R^T of a loss, where R^T f is measured in place of f.
+        weight_norm: which norm is ``LayerProbe.norm``.
+        sharpness_alone: whether only the sharpness is asked for.
+        adaptive: whether adaptive sharpness is asked for.
+        exact_untied: whether ||D^-1 C||_2 is asked for.
+        budget: seconds that an exact pass may take under "auto".
+        sketch: how a sketch estimates.
+    """
+
+    method: Method = "exact"
+    output: Any = None
+    chunk: int | None = None
+    memory: int | None = None
+    root: Root | None = None
+    weight_norm: str = "operator"
+    sharpness_alone: bool = False
+    adaptive: bool = True
+    exact_untied: bool = False
+    budget: float | None = None
+    sketch: SketchOptions = field(default_factory=SketchOptions)
+
+    def __post_init__(self) -> None:
+        if self.weight_norm not in NORMS:
+            raise FlatlensError(
+                f"weight_norm={self.weight_norm!r} is unknown; use one of {', '.join(NORMS)}"
+            )
+        if self.chunk is not None and self.chunk < 1:
+            raise FlatlensError(f"chunk={self.chunk} is not a number of samples; give 1 or more")

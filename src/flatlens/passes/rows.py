@@ -1,0 +1,238 @@
+"""Collect the derivative rows of one chunk, and what each parameter gets from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flatlens import tuning
+from flatlens.algebra.buffers import Buffers
+from flatlens.algebra.sums import relative, side_by_side, squares, summed
+from flatlens.capture.layout import split
+from flatlens.capture.recording import Lookup
+from flatlens.passes.forward import Forward, Named
+from flatlens.passes.head import Head, find_head, mixture
+from flatlens.passes.independence import Layouts
+from flatlens.passes.plan import ChunkPlan, plan_chunk, reaching_calls
+from flatlens.passes.positions import Positions
+from flatlens.passes.products import Products, gradients
+
+Rows = dict[int, Tensor]  # edge number -> [b, outputs, entries]
+Share = tuple[Tensor, Tensor]  # ||df/dp||_F^2 and sum p^2 (df/dp)^2, per sample
+
+
+class NeedsEachOutputError(Exception):
+    """What a head gives is lost in rounding: rows of very different size, of which few matter."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that is ready before the first product of a chunk.
+
+    Attributes:
+        forward: the forward pass.
+        plan: which edges are asked for.
+        positions: the calls in the weight-sharing format.
+        products: asks autograd.
+        target: directions of the outputs that are measured, [b, k, N], such as R^T of a loss; None
+            measures each output by itself.
+        plain: whether f itself is measured, and not R^T f of a loss.
+        head: a head narrower than the outputs, or None.
+        outputs: number of outputs, or of rows of ``target``.
+        directions: the directions of the products, [b, k, N]; None for each output by itself.
+        count: number of products.
+        named: all parameters.
+        buffers: memory for the rows.
+    """
+
+    forward: Forward
+    plan: ChunkPlan
+    positions: list[Positions]
+    products: Products
+    target: Tensor | None
+    plain: bool
+    head: Head | None
+    outputs: int
+    directions: Tensor | None
+    count: int
+    named: Named
+    buffers: Buffers
+
+    @property
+    def f(self) -> Tensor:
+        """The outputs, [b, N]."""
+        return self.forward.f
+
+    @property
+    def batch(self) -> int:
+        """Number of samples."""
+        return len(self.forward.f)
+
+    def rows_of(self, call: int) -> int:
+        """How many rows of df/dz a call gets: a head has all of them."""
+        is_head = self.head is not None and call == self.head.call
+        return self.outputs if is_head else self.count
+
+
+def set_up(
+    forward: Forward,
+    layouts: Layouts,
+    named: Named,
+    buffers: Buffers,
+    *,
+    target: Tensor | None,
+    plain: bool,
+    use_head: bool,
+    spectra: bool,
+) -> Setup:
+    """Plan one chunk and bring its calls into the weight-sharing format.
+
+    Args:
+        forward: the forward pass.
+        layouts: the layout of each call.
+        named: all parameters.
+        buffers: memory.
+        target: R^T of a loss, or None.
+        plain: whether f itself is measured, and not R^T f of a loss.
+        use_head: whether a narrow head may save products.
+        spectra: whether derivatives by layer inputs and by the network's input are asked for.
+    """
+    f = forward.f
+    calls, alive = reaching_calls(forward, layouts)
+    head = find_head(forward.graph, f, calls, target) if use_head else None
+    outputs = (f if target is None else target).shape[1]
+    directions = target if head is None else head.directions
+    count = outputs if directions is None else directions.shape[1]
+    plan = plan_chunk(
+        forward, calls, alive, named, spectra=spectra, inputs=spectra or head is not None
+    )
+    positions = [
+        Positions(call, layout, len(f), outputs if head and i == head.call else count, buffers, i)
+        for i, (call, layout) in enumerate(zip(calls, alive, strict=True))
+    ]
+    many = count >= tuning.MANY_PRODUCTS and len(f) <= tuning.FEW_SAMPLES
+    products = Products(f, plan.edges, many and all(p.dense for p in positions))
+    return Setup(
+        forward, plan, positions, products, target, plain,
+        head, outputs, directions, count, named, buffers,
+    )  # fmt: skip
+
+
+def collect(
+    setup: Setup,
+    directions: Tensor | None,
+    span: range,
+    retain: bool,
+    take: Callable[[int, int, Tensor | None], None],
+) -> Rows:
+    """Ask for one direction of ``span`` after another and stack the rows at each kept edge.
+
+    Args:
+        setup: the chunk.
+        directions: [b, k, N], or None for each output by itself.
+        span: which directions.
+        retain: whether the graph must outlive the last product.
+        take: is given (call, place in the span, df/dz) of every call but the head.
+    """
+    f, batch, plan = setup.f, setup.batch, setup.plan
+    rows = {
+        k: setup.buffers.get(("row", k), (batch, len(span), entries), f)
+        for k, (_, entries) in plan.kept_rows.items()
+    }
+    for place, grads in setup.products.each(directions, span, retain):
+        for k, (layout, _) in plan.kept_rows.items():
+            g = grads[k]
+            if g is None:
+                rows[k][:, place] = 0
+            else:
+                rows[k][:, place] = split(g, layout, batch).flatten(1)
+            del g
+        for i, k in enumerate(plan.outs):
+            if setup.head is None or i != setup.head.call:
+                take(i, place, grads[k])
+        del grads  # the next ones go where these were
+    return rows
+
+
+# -- a head's rows against one product without it ------------------------------------------------
+
+
+def direct_mixture(setup: Setup) -> Float[Tensor, "b M"]:
+    """df/dx along one mixture of all rows, without the head's directions."""
+    f, target = setup.f, setup.target
+    measured = f if target is None else (target @ f.unsqueeze(2)).squeeze(2)
+    edges = [setup.plan.edges[k] for k in setup.plan.inputs]
+    grads = gradients((measured * mixture(measured)).sum(), edges, True)
+    pairs = zip(grads, setup.forward.fed, strict=True)
+    return side_by_side([(torch.zeros_like(t) if g is None else g).flatten(1) for g, t in pairs])
+
+
+def check_head(direct: Tensor, through_head: Tensor) -> None:
+    """Compare a mixture of the head's rows with the direct product.
+
+    Raises:
+        NeedsEachOutputError: if they differ by more than rounding.
+    """
+    limit = 1e-3 if through_head.dtype == torch.float32 else 1e-9
+    if bool((relative(through_head - direct, direct) > limit).any()):
+        raise NeedsEachOutputError
+
+
+# -- parameters that are no weight of a layer ----------------------------------------------------
+
+
+def rule_shares(
+    setup: Setup, rows: Rows, bias_rows: Sequence[Tensor | None], without: Container[str] = ()
+) -> dict[str, Share]:
+    """The shares of parameters that are no weight of a layer, except those in ``without``."""
+    shares = {}
+    plan = setup.plan.parameters
+    for name, p in setup.named:
+        if name in without:
+            continue
+        if name in plan.slow:
+            shares[name] = share(p, [rows[plan.slow[name]]])
+        elif name in plan.rules:
+            users, copies = plan.rules[name]
+            single = setup.positions[users[0]] if len(users) == 1 and not copies else None
+            if single is not None and single.row_is_bias_gradient:
+                shares[name] = weighed(p, single.power.flatten(1))
+            else:
+                uses = [*(bias_rows[i] for i in users), *(rows[k] for k in copies)]
+                shares[name] = share(p, uses)
+        elif name in plan.tables:
+            shares[name] = table_share(p, [(rows[k], t) for k, t in plan.tables[name]])
+    return shares
+
+
+def share(p: Tensor, uses: Sequence[Tensor | None]) -> Share:
+    """A parameter's share of S and of the adaptive sharpness, from the rows of all its uses.
+
+    The uses are added up before they are squared: one parameter has one gradient.
+    """
+    total = sum(u for u in uses if u is not None)
+    assert isinstance(total, Tensor)
+    return weighed(p, squares(total, 1))
+
+
+def weighed(p: Tensor, power: Float[Tensor, "b numel"]) -> Share:
+    """The same from the squares of its gradient, summed over outputs."""
+    return summed(power), summed(power * p.detach().flatten().square())
+
+
+def table_share(p: Tensor, looked_up: Sequence[tuple[Tensor, Lookup]]) -> Share:
+    """The same of a table: a row's gradient is the sum over the places where a sample took it."""
+    N = looked_up[0][0].shape[1]
+    rows = torch.cat([g.unflatten(2, (-1, p.shape[1])) for g, _ in looked_up], 2)  # [b, N, T, d]
+    indices = torch.cat([t.indices for _, t in looked_up], 1)
+    counts = torch.cat([t.indices != t.padding for _, t in looked_up], 1)  # padding has no gradient
+    met_at = (indices[:, :, None] == indices[:, None, :]).int().argmax(2)  # where it was met first
+    places = met_at[:, None, :, None].expand(-1, N, -1, p.shape[1])
+    total = torch.zeros_like(rows).scatter_add(2, places, rows * counts[:, None, :, None])
+    power = total.double().square().sum(1)  # [b, T, d]
+    weights = p.detach()[indices].double().square()
+    return power.sum((1, 2)), (power * weights).sum((1, 2))

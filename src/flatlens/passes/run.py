@@ -1,0 +1,210 @@
+"""Look at a network once: choose, arrange, measure chunk by chunk, assemble a Probe.
+
+Samples go through in chunks, so memory does not grow with n.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from flatlens.algebra.buffers import Buffers
+from flatlens.capture.inputs import Inputs, check_alone, check_finite
+from flatlens.capture.no_trace import in_float, original, untouched
+from flatlens.capture.recording import CapturePlan
+from flatlens.errors import FlatlensError
+from flatlens.passes.arrangement import Arrangement, arrange
+from flatlens.passes.assemble import assemble
+from flatlens.passes.choice import Choice, choose
+from flatlens.passes.columns import ChunkColumns, ColumnTable
+from flatlens.passes.exact import Exact
+from flatlens.passes.forward import Forward, Subject
+from flatlens.passes.independence import NeedsSinglesError, check_subset
+from flatlens.passes.request import Request
+from flatlens.passes.sharpness_only import SharpnessOnly
+from flatlens.passes.sketch import ExactIsCheaperError, SketchStrategy, plain_kernels
+from flatlens.probes import Probe
+
+Strategy = Exact | SharpnessOnly | SketchStrategy
+
+
+def look(model: nn.Module, batches: Iterable[Inputs], request: Request) -> Probe:
+    """Measure a network on batches of inputs, taken as they come.
+
+    Args:
+        model: any module; it is measured in evaluation mode and left exactly as it was.
+        batches: inputs with samples first.
+        request: what is asked for.
+
+    Raises:
+        FlatlensError: if the network cannot be measured, with the reason.
+    """
+    model, dtype, notes = in_float(original(model))
+    lazy = [name for name, p in model.named_parameters() if is_lazy(p)]
+    if lazy:
+        raise FlatlensError(
+            f"{', '.join(lazy)} have no values yet; run the model once on a sample before measuring"
+        )
+    with untouched(model):
+        subject = Subject(model, dtype, request.output, list(model.named_parameters()))
+        pass_ = _Pass(subject, request)
+        for batch in batches:
+            pass_.take(batch.floats(dtype) if notes else batch)
+        return pass_.finish().with_notes(*notes)
+
+
+class _Pass:
+    """Feeds batches to a strategy, chunk by chunk.
+
+    Attributes:
+        choice: how the network is measured; None before the first batch.
+        arrangement: where the samples lie; None before the first batch.
+        strategy: measures a chunk.
+        table: the numbers so far.
+        notes: what the user should know.
+    """
+
+    def __init__(self, subject: Subject, request: Request) -> None:
+        self.subject, self.request = subject, request
+        self.choice: Choice | None = None
+        self.arrangement: Arrangement | None = None
+        self.strategy: Strategy | None = None
+        self.table = ColumnTable(subject)
+        self.buffers = Buffers()
+        self.M = 0
+        self.notes: list[str] = []
+
+    def take(self, inputs: Inputs) -> None:
+        """Measure one batch of inputs."""
+        if inputs.n == 0:
+            raise FlatlensError("there are no samples (n = 0); give at least one")
+        for t in inputs.floating:
+            check_finite(t, self.table.n, "input")
+        self.table.begin_batch(inputs.n)
+        try:
+            self._take(inputs)
+        except ExactIsCheaperError as why:
+            # The first chunk tells how many directions rtol takes. An exact pass takes no more.
+            sketch = replace(self.request.sketch, directions=why.directions)
+            self.request = replace(self.request, method="sketch", sketch=sketch)
+            self.choice = None
+            self._take(inputs)
+
+    def _take(self, inputs: Inputs) -> None:
+        if self.choice is None:
+            self._begin(inputs)
+        assert self.choice is not None
+        for samples in _chunks(inputs.n, self.choice.chunk):
+            chunk = inputs.take(samples)
+            if self.choice.chunk != 1:
+                try:
+                    self.table.add(self._measure(chunk))
+                    continue
+                except NeedsSinglesError as why:
+                    self._one_at_a_time(str(why))
+            for i in range(chunk.n):
+                self.table.add(self._measure(chunk.take(slice(i, i + 1))))
+
+    def _begin(self, inputs: Inputs) -> None:
+        """Look at one sample, choose the strategy and the chunk, and arrange the samples."""
+        with plain_kernels(self.request.method == "sketch"):
+            solo = self.subject.run(inputs.take(slice(0, 1)), CapturePlan())
+        if not solo.recording.calls:
+            raise FlatlensError("the network calls no linear or convolutional layer to measure")
+        self.M = sum(t[0].numel() for t in solo.fed)
+        self.choice = choose(self.subject, self.request, solo, inputs.n)
+        if self.choice.why:
+            self.notes.append(self.choice.why)
+        if not any(edge.node in solo.graph.nodes for edge in solo.edges):
+            self.notes.append("no derivative by the input (detached, or under no_grad): it is 0")
+        self.strategy = self._strategy(self.choice)
+        asked, chunk = self.request.chunk, self.choice.chunk
+        self.arrangement = arrange(self.subject, self.strategy.run, inputs, solo, chunk, asked)
+        if self.arrangement.alone is not None:
+            self.choice = replace(self.choice, chunk=1)
+        if self.arrangement.singles_because:
+            self._one_at_a_time(self.arrangement.singles_because)
+
+    def _strategy(self, choice: Choice) -> Strategy:
+        if choice.method == "sketch":
+            return SketchStrategy(self.subject, self.request, self.buffers, choice.products)
+        if choice.method == "sharpness_only":
+            rows = choice.rows_at_once
+            return SharpnessOnly(self.subject, self.request, self.buffers, rows)
+        return Exact(self.subject, self.request, self.buffers)
+
+    def _one_at_a_time(self, why: str) -> None:
+        assert self.choice is not None
+        assert self.arrangement is not None
+        self.notes.append(f"samples measured one at a time ({why})")
+        self.choice = replace(self.choice, chunk=1)
+        self.arrangement = self.arrangement.one_at_a_time(why)
+
+    def _measure(self, inputs: Inputs) -> ChunkColumns:
+        """Run a chunk, see that its samples are independent, and measure it."""
+        assert self.strategy is not None
+        forward = self._forward(inputs)
+        arrangement = self.arrangement
+        assert arrangement is not None
+        check_subset(
+            self.subject, self.strategy.run, inputs, forward, arrangement.plan, arrangement.layouts
+        )
+        if self.table.n == 0 and arrangement.alone is not None:
+            again = partial(self.subject.outputs_alone, inputs)
+            check_alone(forward.f, arrangement.alone, again)
+        single = (None,) * len(forward.recording.calls)
+        layouts = arrangement.layouts if inputs.n > 1 else single
+        return self.strategy.measure(inputs, forward, layouts)
+
+    def _forward(self, inputs: Inputs) -> Forward:
+        """Run a chunk; where it overwrites tensors that the trial did not, clone all of them."""
+        assert self.strategy is not None
+        assert self.arrangement is not None
+        plan = self.arrangement.plan
+        forward = self.strategy.run(inputs, plan, self.table.n)
+        if plan.clone is not None and forward.recording.overwritten() - plan.clone:
+            self.arrangement = replace(self.arrangement, plan=replace(plan, clone=None))
+            forward = self.strategy.run(inputs, self.arrangement.plan, self.table.n)
+        return forward
+
+    def finish(self) -> Probe:
+        """Assemble the Probe of all samples."""
+        if not self.table.n:
+            raise FlatlensError("there are no samples (n = 0); give at least one")
+        assert self.choice is not None
+        self.buffers.leave()
+        probe = assemble(self.table, self.request.weight_norm, self.M, self.choice.chunk)
+        probe = probe.with_notes(*self.notes)
+        if isinstance(self.strategy, SketchStrategy):
+            return self.strategy.with_errors(probe)
+        return probe
+
+
+def _chunks(n: int, chunk: int) -> Iterator[slice]:
+    """Split n samples into chunks of nearly equal size: a small last chunk costs as much."""
+    starts = range(0, n, -(-n // -(-n // chunk)))
+    with _progress(len(starts)) as advance:
+        for s in starts:
+            yield slice(s, min(s + starts.step, n))
+            advance()
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Any]:
+    """Show a progress bar on a terminal, for work of more than a few chunks."""
+    if total < 4 or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("probing", total=total)
+        yield lambda: progress.advance(task)

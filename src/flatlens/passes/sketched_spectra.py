@@ -1,0 +1,218 @@
+"""Largest singular values and participation ratios of a chunk, from products alone.
+
+The largest singular values come from block Lanczos on A A^T per sample and layer, with products by
+A from the second derivative of v . f. The participation ratio is (tr G)^2 / tr G^2 of G = A A^T,
+both from random directions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatlens.algebra.lanczos import top_singular
+from flatlens.algebra.spectra import rank_tolerance
+from flatlens.algebra.sums import side_by_side
+from flatlens.capture.layout import split
+from flatlens.errors import FlatlensError, first_line
+from flatlens.passes.columns import Key
+from flatlens.passes.directions import Signs
+from flatlens.passes.request import SketchOptions
+from flatlens.passes.rows import Setup
+
+MAX_STEPS = 100
+LAYER_MOMENTS = 4  # random directions for a layer's participation ratio
+
+
+class SpectrumFinder:
+    """Finds the spectra of one chunk.
+
+    Attributes:
+        columns: what was found, by key.
+        spread: squared standard error of each sample's participation ratio at the input.
+        converged: whether every largest singular value met the tolerance.
+    """
+
+    def __init__(self, setup: Setup, signs: Signs, options: SketchOptions) -> None:
+        self.setup, self.signs, self.options = setup, signs, options
+        self.converged = True
+        v0 = signs.to_outputs(signs.next()).requires_grad_()
+        plan = setup.plan
+        with needs_second_derivative(), torch.enable_grad():
+            wanted = range(len(plan.edges)) if options.layers else plan.inputs
+            edges = [plan.edges[k] for k in wanted]
+            grads = torch.autograd.grad(setup.f, edges, v0, create_graph=True, allow_unused=True)
+        self._backs = dict(zip(wanted, grads, strict=True))
+        self._v0 = v0
+        self._by_edges: dict[tuple[int, ...], dict[str, Tensor]] = {}
+        self.columns: dict[Key, Tensor] = {}
+        moments = options.directions if options.layers else 0
+        at_input = dict(self._look(plan.inputs, moments))
+        self.spread = at_input.pop("spread")
+        self.columns |= {("input", name): values for name, values in at_input.items()}
+        for i in range(len(plan.layers)):
+            self._look_at_layer(i)
+
+    def _look_at_layer(self, i: int) -> None:
+        q = self.setup.plan.layers[i]
+        for name, values in self._look([q.total], LAYER_MOMENTS).items():
+            if name != "spread":
+                self.columns["layer", i, name] = values
+        if q.total != q.through:
+            B = self._look([q.through], LAYER_MOMENTS)
+            self.columns["layer", i, "singular_through"] = B["singular"]
+            self.columns["layer", i, "rank_through"] = B["rank"]
+            self.columns["layer", i, "gap_norm"] = torch.full_like(B["dimension"], torch.nan)
+
+    def _look(self, edges: list[int], moments: int) -> dict[str, Tensor]:
+        """Look at the derivative at some edges, once."""
+        key, plan = tuple(edges), self.setup.plan
+        if key not in self._by_edges:
+            shape = self.signs.width, sum(plan.kept_rows[k][1] for k in edges)
+            if self.options.layers or edges == plan.inputs:
+                gram = GramProduct(self.setup, edges, self._backs, self._v0, self.signs)
+                options = self.options
+                top = options.top if edges == plan.inputs else options.layer_top
+                self._by_edges[key] = self._spectrum(gram, shape, min(top, *shape), moments)
+            else:
+                self._by_edges[key] = _unknown(self.setup.batch, min(shape), self._v0.device)
+        return self._by_edges[key]
+
+    def _spectrum(
+        self, gram: GramProduct, shape: tuple[int, int], top: int, moments: int
+    ) -> dict[str, Tensor]:
+        """Top singular values (NaN beyond), and the participation ratio from random directions."""
+        looked: list[tuple[Tensor, Tensor]] = []
+
+        def product(v: Tensor) -> Tensor:
+            looked.append((v, gram(v)))
+            return looked[-1][1]
+
+        start, tolerance = self.signs.next(), self.options.tolerance
+        result = top_singular(product, start, top, tolerance, MAX_STEPS)
+        self.converged = self.converged and bool(result.converged.all())
+        limit = rank_tolerance(self.setup.f.dtype, *shape)
+        values = _small_values(result.values, looked, gram, limit)
+        looked.clear()
+        singular = values.new_full((len(values), min(shape)), torch.nan)
+        known = torch.where(result.converged, values, torch.nan)
+        known[:, 0] = values[:, 0]  # the largest is given with its flag
+        singular[:, : known.shape[1]] = known
+        unknown = _unknown(len(singular), min(shape), singular.device)
+        if moments == 0:
+            return {**unknown, "singular": singular}
+        dimension, spread = _participation_ratio(gram, self.signs, moments)
+        return {**unknown, "singular": singular, "dimension": dimension, "spread": spread}
+
+
+class GramProduct:
+    """The product v -> A A^T v: onto the edges, and back through their dependence on v0.
+
+    A is df/dx at the edges, or R^T df/dx for a loss.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        edges: list[int],
+        backs: Mapping[int, Tensor | None],
+        v0: Tensor,
+        signs: Signs,
+    ) -> None:
+        alive = [(k, back) for k in edges if (back := backs[k]) is not None and back.requires_grad]
+        self.backs = [back for _, back in alive]
+        self.edges = [setup.plan.edges[k] for k, _ in alive]
+        self.layouts = [setup.plan.kept_rows[k][0] for k, _ in alive]
+        self.f, self.v0, self.signs = setup.f, v0, signs
+
+    def __call__(self, v: Tensor) -> Tensor:
+        if not self.edges:
+            return torch.zeros_like(v)
+        g = self._onto(v)
+        with needs_second_derivative():
+            w = torch.autograd.grad(self.backs, self.v0, g, retain_graph=True)[0]
+        return self.signs.from_outputs(w)
+
+    def rows(self, v: Tensor) -> Tensor:
+        """A^T v of each sample, [b, entries]."""
+        pairs = zip(self._onto(v), self.layouts, strict=True)
+        return side_by_side([split(g, layout, len(v)).flatten(1) for g, layout in pairs])
+
+    def _onto(self, v: Tensor) -> tuple[Tensor, ...]:
+        directions = self.signs.to_outputs(v).contiguous()
+        return torch.autograd.grad(self.f, self.edges, directions, retain_graph=True)
+
+
+def _participation_ratio(gram: GramProduct, signs: Signs, moments: int) -> tuple[Tensor, Tensor]:
+    """The participation ratio of each sample by jackknife, and its squared standard error."""
+    traces, squares = [], []
+    for _ in range(moments):
+        v = signs.next()
+        w = gram(v).double()
+        traces.append((v * w).sum(1))
+        squares.append(w.square().sum(1))
+    one, two = torch.stack(traces, 1), torch.stack(squares, 1)  # [b, moments]
+    whole = _ratio(one.sum(1), two.sum(1), moments)
+    without = _ratio(one.sum(1, keepdim=True) - one, two.sum(1, keepdim=True) - two, moments - 1)
+    dimension = moments * whole - (moments - 1) * without.mean(1)  # jackknife: less bias
+    spread = (without - without.mean(1, keepdim=True)).square().sum(1)
+    return dimension, (moments - 1) / moments * spread
+
+
+def _ratio(one: Tensor, two: Tensor, count: int) -> Tensor:
+    """(mean of one)^2 / mean of two, from sums over ``count`` terms; 0 where both are 0."""
+    return torch.where(two > 0, one.square() / (two * count), 0.0)
+
+
+def _unknown(b: int, r: int, device: torch.device) -> dict[str, Tensor]:
+    """The columns of a spectrum that nobody asked for."""
+    options: Any = {"dtype": torch.float64, "device": device}
+    return {
+        "singular": torch.full((b, r), torch.nan, **options),
+        "rank": torch.full((b,), -1.0, **options),
+        "dimension": torch.full((b,), torch.nan, **options),
+        "spread": torch.full((b,), torch.nan, **options),
+    }
+
+
+def _small_values(
+    values: Tensor, looked: list[tuple[Tensor, Tensor]], gram: GramProduct, tolerance: float
+) -> Tensor:
+    """Replace singular values that A A^T cannot tell from zero by those of A itself.
+
+    A A^T squares the condition, so that a zero comes out as sqrt(eps) of the largest. The vectors
+    of Lanczos span the space that was seen: A^T times their top combinations has zeros where A has,
+    and values below ``tolerance`` of the largest are zero (theory 3). The others are lower ends:
+    below 1e-7 of the largest (float32: 1e-3) Lanczos may not have met all of their vectors.
+    """
+    poor = values[:, -1] < torch.finfo(gram.f.dtype).eps ** 0.25 * values[:, 0]
+    if not bool(poor.any()):
+        return values
+    V, W = (torch.stack(vectors, 1) for vectors in zip(*looked, strict=True))  # [b, steps, n]
+    T = V.double() @ W.double().mT
+    vectors = torch.linalg.eigh((T + T.mT) / 2)[1][..., -values.shape[1] :]
+    combined = (vectors.mT @ V.double()).to(V)
+    A = torch.stack([gram.rows(v) for v in combined.unbind(1)], 1)[poor]
+    s = torch.linalg.svdvals(A.double())
+    values = values.clone()
+    values[poor] = 0.0  # also where a dead input leaves fewer entries
+    values[poor, : s.shape[1]] = torch.where(s < tolerance * s[:, :1], 0.0, s)
+    return values
+
+
+@contextlib.contextmanager
+def needs_second_derivative() -> Iterator[None]:
+    """Say what a network lacks that cannot be differentiated twice."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise FlatlensError(
+            f"Lanczos needs a second derivative that this network lacks ({first_line(error)}); "
+            'use method="exact"'
+        ) from error
