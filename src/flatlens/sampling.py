@@ -155,9 +155,10 @@ def _indices(loader: DataLoader[Any]) -> Sequence[Any]:
     everything = range(_length(loader.dataset))
     if type(sampler) is SequentialSampler:
         return everything
-    shuffled = type(sampler) is RandomSampler and not sampler.replacement
-    if shuffled and sampler.num_samples == len(everything):
-        return everything
+    if isinstance(sampler, RandomSampler) and type(sampler) is RandomSampler:
+        shuffles_all = not sampler.replacement and sampler.num_samples == len(everything)
+        if shuffles_all:
+            return everything
     batches: Any = loader.batch_sampler
     return [index for batch in batches for index in batch]
 
