@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,7 +70,8 @@ class Quantities:
         unasked = {f"{name}{end}" for name in self.unasked for end in ("", "_se")}
         values = {name: value for name, value in m.to_dict().items() if name not in unasked}
         if self.headline:
-            sides = {f"{name}.{side}" for name in HEADLINE for side in ("lhs", "rhs")}
+            inequalities = [name for name in HEADLINE if name not in METRICS]
+            sides = {f"{name}.{side}" for name in inequalities for side in ("lhs", "rhs")}
             values = {n: v for n, v in values.items() if "." not in n or n in sides}
         own = {function.__name__: float(np.mean(v)) for function, v in self.own(m)}
         return {**values, **own}
@@ -164,8 +165,8 @@ def parse_quantities(quantities: Any) -> Quantities:
         elif isinstance(item, str):
             known = ", ".join([*SETS, *SETS["all"]])
             raise FlatlensError(f"quantities has the unknown name {item!r}; choose from {known}")
-        elif isinstance(item, Hashable) and item in METRICS.values():  # such as fl.nmls
-            names.append(item.__name__)
+        elif any(item is metric for metric in METRICS.values()):  # such as fl.nmls
+            names += [name for name, metric in METRICS.items() if metric is item]
         elif callable(item):
             functions.append(_named(item, functions))
         else:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from flatlens.arguments import no_type_check
 from flatlens.capture.inputs import batches
 from flatlens.errors import FlatlensError
 from flatlens.sampling import draw, select
@@ -36,6 +37,7 @@ class ProbeSamples:
         3
     """
 
+    @no_type_check
     def __init__(
         self, x: Any, y: Any, device: torch.device, n: int | None = None, seed: int = 0
     ) -> None:
