@@ -247,6 +247,23 @@ def test_a_lightning_script_can_run_again_and_resume(lightning, tmp_path):
     assert script("c", 2, tmp_path / "b" / "last.ckpt") == ("run-2", [0, 3, 6, 9, 12])
 
 
+def test_testing_an_earlier_checkpoint_drops_no_records(lightning, tmp_path):
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from flatlens.track.lightning import TrackerCallback
+
+    model = module(lightning)
+    saving = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1)
+    tracker = Tracker(model, x, y, when=every(3))
+    trainer = fit(
+        lightning, model, TrackerCallback(tracker), saving, folder=tmp_path, max_epochs=2,
+        enable_checkpointing=True,
+    )  # fmt: skip
+    loader = DataLoader(TensorDataset(x, y), batch_size=4)
+    trainer.validate(model, loader, ckpt_path=tmp_path / "epoch=0.ckpt", verbose=False)
+    assert steps(tracker) == [0, 3, 6, 9, 12]
+
+
 def test_lightning_under_its_older_name(tmp_path):
     older = pytest.importorskip("pytorch_lightning", reason="needs pytorch_lightning")
     from flatlens.track.lightning import TrackerCallback

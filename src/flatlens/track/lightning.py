@@ -71,7 +71,7 @@ class TrackerCallback(Callback):
             raise FlatlensError(f'on={on!r} is unknown; use "train" or "validation"')
         self.tracker, self.metrics, self.on = tracker, list(metrics), on
         self.select = None if log is None else Selection(log)
-        self.is_main_process = True
+        self.restores = True
 
     @property
     def state_key(self) -> str:
@@ -81,8 +81,11 @@ class TrackerCallback(Callback):
         return f"{type(self).__qualname__}(on={self.on!r}, run={where!r})"
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Note whether this is the process that writes."""
-        self.is_main_process = trainer.is_global_zero
+        """Note whether a checkpoint is loaded to go on training, in the process that writes.
+
+        ``trainer.test(ckpt_path="best")`` also loads states: it must not drop later records.
+        """
+        self.restores = trainer.is_global_zero and stage == "fit"
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Call the tracker before the first step."""
@@ -121,6 +124,6 @@ class TrackerCallback(Callback):
         return self.tracker.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from Lightning's checkpoint, in the process that writes."""
-        if self.is_main_process:
+        """Go on from Lightning's checkpoint."""
+        if self.restores:
             self.tracker.load_state_dict(state_dict)

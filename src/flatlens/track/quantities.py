@@ -16,6 +16,7 @@ from flatlens.metrics import HEADLINE, METRICS
 from flatlens.probes import Probe
 
 Function = Callable[[Probe], Any]
+Own = dict[str, np.ndarray]  # values of the user's functions by their names
 HEADLINE_METRICS = tuple(name for name in HEADLINE if name in METRICS)
 SETS = {
     "default": tuple(METRICS),
@@ -55,11 +56,12 @@ class Quantities:
         names = tuple(name for name in self.names if name in METRICS)
         return replace(self, names=names) if names or self.functions else self
 
-    def record(self, m: Measurement) -> dict[str, float]:
+    def record(self, m: Measurement, own: Own | None = None) -> dict[str, float]:
         """Return the values of a record.
 
         Args:
             m: a measurement of ``for_measure()``.
+            own: values of the functions, if they were computed before.
 
         Returns:
             Quantities by their names, both sides of inequalities, and the own quantities.
@@ -73,28 +75,28 @@ class Quantities:
             inequalities = [name for name in HEADLINE if name not in METRICS]
             sides = {f"{name}.{side}" for name in inequalities for side in ("lhs", "rhs")}
             values = {n: v for n, v in values.items() if "." not in n or n in sides}
-        own = {function.__name__: float(np.mean(v)) for function, v in self.own(m)}
-        return {**values, **own}
+        own = self.own(m) if own is None else own
+        return {**values, **{name: float(np.mean(value)) for name, value in own.items()}}
 
-    def own(self, m: Measurement) -> list[tuple[Function, np.ndarray]]:
-        """Return each function with its value, as one number or one number per sample."""
-        return [(function, own_value(function, m.probe)) for function in self.functions]
+    def own(self, m: Measurement) -> Own:
+        """Return the value of each function: one number, or one number per sample."""
+        return {function.__name__: own_value(function, m.probe) for function in self.functions}
 
-    def errors(self, m: Measurement, n: int) -> dict[str, float]:
+    def errors(self, m: Measurement, n: int, own: Own | None = None) -> dict[str, float]:
         """Estimate standard errors of means over a part of n samples.
 
         Args:
             m: a measurement of some of the samples, without replacement.
             n: number of all samples.
+            own: values of the functions, if they were computed before.
 
         Returns:
             ``NAME_se`` for every quantity that is a mean over samples.
         """
-        record, scale = self.record(m), np.sqrt(1 / m.probe.n - 1 / n)
+        own = self.own(m) if own is None else own
+        record, scale = self.record(m, own), np.sqrt(1 / m.probe.n - 1 / n)
         samples = {name: values for name, values in m.samples.items() if name in record}
-        for function, values in self.own(m):
-            if values.ndim:
-                samples[function.__name__] = values
+        samples |= {name: values for name, values in own.items() if values.ndim}
         with np.errstate(invalid="ignore"):  # a volume of 0 has no logarithm
             return {
                 # A sketch has an error of its own.

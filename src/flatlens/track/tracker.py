@@ -205,11 +205,12 @@ class Tracker:
         return measure(self.model, x, y, quantities=level.quantities.for_measure(), **self.options)
 
     def _values(self, level: Level, m: Measurement) -> dict[str, float]:
-        values = level.quantities.record(m)
+        own = level.quantities.own(m)
+        values = level.quantities.record(m, own)
         if self.budget.share is not None:
             values["samples"] = float(m.probe.n)
         if level.is_part:
-            values |= level.quantities.errors(m, self.samples.count())
+            values |= level.quantities.errors(m, self.samples.count(), own)
         return values
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:

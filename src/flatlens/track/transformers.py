@@ -32,7 +32,8 @@ else:
             "Transformers is not installed; it comes with pip install 'flatlens[transformers]'"
         ) from error
 
-STATE = "flatlens_tracker.json"  # in each checkpoint: the name of the run folder
+# A file in each checkpoint: the run folder that was asked for -> the name of the one in use.
+STATE = "flatlens_tracker.json"
 
 
 class TrackerCallback(TrainerCallback):
@@ -69,7 +70,8 @@ class TrackerCallback(TrainerCallback):
             self.losses.watch(self.trainer)
         if state.is_world_process_zero:
             if state.global_step:
-                self.tracker.rewind(state.global_step, _run_of_checkpoint(args, state))
+                runs = _runs_of_checkpoint(_checkpoint(args, state))
+                self.tracker.rewind(state.global_step, runs.get(self._folder_asked_for))
             self._track(state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -83,11 +85,16 @@ class TrackerCallback(TrainerCallback):
         folder = _checkpoint(args, state)
         run = self.tracker.run
         if state.is_world_process_zero and run is not None and folder.is_dir():
-            (folder / STATE).write_text(json.dumps({"run": run.folder.name}) + "\n")
+            runs = {**_runs_of_checkpoint(folder), self._folder_asked_for: run.folder.name}
+            (folder / STATE).write_text(json.dumps(runs) + "\n")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Leave the trainer as it was."""
         self.losses.release()
+
+    @property
+    def _folder_asked_for(self) -> str:
+        return str(self.tracker.journal.folder_asked_for)
 
     def _track(self, state: Any, control: Any, **scalars: Any) -> None:
         m = self.tracker(state.global_step, **scalars)
@@ -157,10 +164,10 @@ def _checkpoint(args: Any, state: Any) -> Path:
     return Path(args.output_dir) / f"checkpoint-{state.global_step}"
 
 
-def _run_of_checkpoint(args: Any, state: Any) -> str | None:
-    """Return the name of the run folder that a checkpoint was made with, if it says so."""
+def _runs_of_checkpoint(checkpoint: Path) -> dict[str, str]:
+    """Return the names of the run folders that a checkpoint was made with, as far as it says."""
     try:
-        content = json.loads((_checkpoint(args, state) / STATE).read_text())
-        return str(content["run"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        content = json.loads((checkpoint / STATE).read_text())
+        return {str(asked_for): str(name) for asked_for, name in content.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}

@@ -77,7 +77,9 @@ class WandB:
         self.run.define_metric(self._step_name)
         if self.select.prefix:
             self.run.define_metric(f"{self.select.prefix}*", step_metric=self._step_name)
-        self.live = self.live or self.run.disabled or not self._write_out_at_end()
+        settings = self.run.settings
+        has_no_counter = self.run.disabled or getattr(settings, "mode", None) == "shared"
+        self.live = self.live or has_no_counter or not self._write_out_at_end()
 
     def _write_out_at_end(self) -> bool:
         """Have wandb call us before it ends the run; return whether it can."""
