@@ -23,6 +23,7 @@ ORDER = (
     "runs",
     "track",
     "data",
+    "experiments",  # the old home of the data, for one release
     "training",
     "zoo",
     "analysis",

@@ -323,3 +323,10 @@ def layer_row(p: Probe, layer: LayerProbe) -> dict[str, Any]:
         "sharing_ratio": float(tied / untied) if untied > 0 else float("nan"),
         "bypass": float(layer.bypass.max()),
     }
+
+
+# The named set "headline": the quantities and inequalities to look at first.
+HEADLINE = (
+    *("sharpness", "mls", "nmls", "log_volume", "local_dimension", "normalized_mls"),
+    *("eq11", "eq12"),
+)

@@ -77,10 +77,10 @@ def module(lightning, dropout=0.0):
 def fit(lightning, model, *callbacks, folder=None, validate=False, resume=None, **options):
     """Six batches an epoch."""
     loader = DataLoader(TensorDataset(x, y), batch_size=4)
-    silent = ("logger", "enable_progress_bar", "enable_model_summary")
+    silent = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
     trainer = lightning.Trainer(
         accelerator="cpu", default_root_dir=folder, callbacks=list(callbacks),
-        **dict.fromkeys(silent, False), **{"enable_checkpointing": False, **options},
+        **{**dict.fromkeys(silent, False), **options},
     )  # fmt: skip
     trainer.fit(model, loader, loader if validate else None, ckpt_path=resume)
     return trainer
@@ -200,6 +200,70 @@ def test_lightning_hook_of_the_users_own(lightning, tmp_path):
     assert steps(tracker) == [6]
 
 
+def test_lightning_loggers_get_the_headline(lightning, tmp_path):
+    import pandas as pd
+    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+    from flatlens.track.lightning import TrackerCallback
+
+    pytest.importorskip("tensorboard", reason="needs flatlens[tensorboard]")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    model = module(lightning)
+    tracker = Tracker(model, x, y, when=every(3))
+    loggers = [CSVLogger(tmp_path, "csv"), TensorBoardLogger(tmp_path, "board")]
+    callback = TrackerCallback(tracker)
+    trainer = fit(lightning, model, callback, folder=tmp_path, max_steps=8, logger=loggers)
+    expected = {r["step"]: r["nmls"] for r in tracker.records}
+    table = pd.read_csv(tmp_path / "csv" / "version_0" / "metrics.csv")
+    table = table.dropna(subset="flatlens/nmls")
+    logged = dict(zip(table.step, table["flatlens/nmls"], strict=True))
+    assert logged == pytest.approx(expected)
+    assert "flatlens/volume" not in table
+    log = EventAccumulator(loggers[1].log_dir)
+    log.Reload()
+    events = {e.step: e.value for e in log.Scalars("flatlens/nmls")}
+    assert events == pytest.approx(expected, rel=1e-6)
+    last = trainer.callback_metrics["flatlens/nmls"]
+    assert last.item() == pytest.approx(tracker.records[-1]["nmls"], rel=1e-6)
+
+
+def test_a_lightning_script_can_run_again_and_resume(lightning, tmp_path):
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from flatlens.track.lightning import TrackerCallback
+
+    def script(name, epochs=1, resume=None):
+        model = module(lightning)
+        saving = ModelCheckpoint(tmp_path / name, "last", save_top_k=1)
+        with Tracker(model, x, y, when=every(3), run=tmp_path / "run") as tracker:
+            fit(
+                lightning, model, TrackerCallback(tracker), saving, folder=tmp_path, resume=resume,
+                max_epochs=epochs, enable_checkpointing=True,
+            )  # fmt: skip
+            return tracker.run.folder.name, steps(tracker)
+
+    assert [script(name) for name in "ab"] == [("run", [0, 3, 6]), ("run-2", [0, 3, 6])]
+    assert script("c", 2, tmp_path / "b" / "last.ckpt") == ("run-2", [0, 3, 6, 9, 12])
+
+
+def test_testing_an_earlier_checkpoint_drops_no_records(lightning, tmp_path):
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from flatlens.track.lightning import TrackerCallback
+
+    model = module(lightning)
+    saving = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1)
+    tracker = Tracker(model, x, y, when=every(3))
+    trainer = fit(
+        lightning, model, TrackerCallback(tracker), saving, folder=tmp_path, max_epochs=2,
+        enable_checkpointing=True,
+    )  # fmt: skip
+    loader = DataLoader(TensorDataset(x, y), batch_size=4)
+    trainer.validate(model, loader, ckpt_path=tmp_path / "epoch=0.ckpt", verbose=False)
+    assert steps(tracker) == [0, 3, 6, 9, 12]
+
+
 def test_lightning_under_its_older_name(tmp_path):
     older = pytest.importorskip("pytorch_lightning", reason="needs pytorch_lightning")
     from flatlens.track.lightning import TrackerCallback
@@ -233,12 +297,12 @@ def classifier(transformers):
     return transformers.BertForSequenceClassification(config)
 
 
-def train(transformers, model, folder, *callbacks, resume=None, max_steps=8):
+def train(transformers, model, folder, *callbacks, resume=None, max_steps=8, **options):
     data = [{"input_ids": t, "labels": label} for t, label in zip(tokens, y, strict=True)]
     arguments = transformers.TrainingArguments(
         output_dir=str(folder), max_steps=max_steps, per_device_train_batch_size=4, use_cpu=True,
         learning_rate=1e-3, lr_scheduler_type="constant", report_to=[], disable_tqdm=True,
-        save_steps=4, logging_strategy="no", dataloader_pin_memory=False,
+        save_steps=4, dataloader_pin_memory=False, **{"logging_strategy": "no", **options},
     )  # fmt: skip
     trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=list(callbacks))
     trainer.train(resume_from_checkpoint=resume)
@@ -280,3 +344,53 @@ def test_transformers_resumes_with_its_checkpoint(transformers, tmp_path):
     records("broken", 7)  # its checkpoint is of step 4, its last record of step 6
     resume = str(tmp_path / "broken" / "checkpoint-4")
     assert records("broken", 10, resume) == whole
+
+
+def test_transformers_records_the_loss_and_logs_the_headline(transformers, tmp_path):
+    from flatlens.track.transformers import TrackerCallback
+
+    options = {"logging_strategy": "steps", "logging_steps": 1, "gradient_accumulation_steps": 2}
+    plain = train(transformers, classifier(transformers), tmp_path / "plain", **options)
+    model = classifier(transformers)
+    tracker = Tracker(model, {"input_ids": tokens[:6]}, y[:6], when=every(3), output="logits")
+    callback = TrackerCallback(tracker)
+    trainer = train(transformers, model, tmp_path / "tracked", callback, **options)
+    history = trainer.state.log_history
+    losses = {entry["step"]: entry["loss"] for entry in history if "loss" in entry}
+    # the Trainer's own log is complete, also at the steps of the tracker
+    assert losses == {e["step"]: e["loss"] for e in plain.state.log_history if "loss" in e}
+    assert len(losses) == 8
+    recorded = {r["step"]: r["train_loss"] for r in tracker.records if "train_loss" in r}
+    assert recorded == pytest.approx({step: losses[step] for step in (3, 6)}, abs=1e-4)
+    logged = {e["step"]: e["flatlens/nmls"] for e in history if "flatlens/nmls" in e}
+    assert logged == {r["step"]: r["nmls"] for r in tracker.records}
+    assert not any("flatlens/volume" in entry for entry in history)
+    assert "training_step" not in vars(trainer)  # left as it was
+
+
+def test_a_transformers_script_can_run_again_and_resume(transformers, tmp_path):
+    from flatlens.track.transformers import TrackerCallback
+
+    def script(name, max_steps=4, resume=None):
+        model = classifier(transformers)
+        options = {"when": every(2), "output": "logits", "run": tmp_path / "run"}
+        with Tracker(model, {"input_ids": tokens[:6]}, y[:6], **options) as tracker:
+            callback = TrackerCallback(tracker)
+            train(
+                transformers, model, tmp_path / name, callback, resume=resume, max_steps=max_steps
+            )
+            return tracker.run.folder.name, steps(tracker)
+
+    assert [script(name) for name in "ab"] == [("run", [0, 2, 4]), ("run-2", [0, 2, 4])]
+    resume = str(tmp_path / "b" / "checkpoint-4")
+    assert script("b", 6, resume) == ("run-2", [0, 2, 4, 6])
+
+
+@pytest.mark.parametrize("name", ["lightning", "transformers"])
+def test_a_callback_names_a_wrong_argument(name, request):
+    request.getfixturevalue(name)
+    callback = importlib.import_module(f"flatlens.track.{name}").TrackerCallback
+    with pytest.raises(fl.FlatlensError, match="tracker is a int"):
+        callback(5)
+    with pytest.raises(fl.FlatlensError, match="names=5"):
+        callback(Tracker(nn.Linear(6, 3), x), log=5)

@@ -1,6 +1,7 @@
 """A training does not notice that it is tracked, and what is recorded is what `measure` says."""
 
 import copy
+import inspect
 import os
 import random
 import subprocess
@@ -17,11 +18,14 @@ from torch import nn
 
 import flatlens as fl
 from flatlens.track import Run, Tracker, at, every, log_spaced, on_interpolation, read_runs
-from flatlens.track import tracker as module
+from flatlens.track import budget as budget_module
+from flatlens.track import tracker as tracker_module
+from flatlens.track.quantities import parse_quantities
+from flatlens.track.samples import part_of
 from flatlens.track.sinks import CSV
 
 # beartype checks types in tests, and draws which item of a list it looks at: not our doing
-CHECKED = hasattr(Tracker.__init__, "__wrapped__")
+CHECKED = hasattr(Tracker.to_pandas, "__wrapped__")
 
 x = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
 y = torch.randint(3, (8,), generator=torch.Generator().manual_seed(2))
@@ -295,7 +299,7 @@ def test_the_probe_data_follow_the_model():
     model = network()
     tracker = Tracker(model, {"input": x}, y)
     model.to("meta")
-    inputs, targets = tracker._data()
+    inputs, targets = tracker.samples.on(torch.device("meta"))
     assert inputs["input"].device.type == targets.device.type == "meta"
 
 
@@ -387,7 +391,8 @@ def test_a_broken_training_ends_with_the_same_records(tmp_path, stop):
 
 def test_a_folder_with_records_is_not_mixed_with_new_ones(tmp_path):
     def run():
-        with Tracker(network(), x, when=every(1), run=tmp_path / "a") as tracker:
+        options = {"run": tmp_path / "a", "exist": "resume"}
+        with Tracker(network(), x, when=every(1), **options) as tracker:
             for step in range(3):
                 tracker(step)
 
@@ -604,16 +609,16 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    clock, real = Clock(), module.measure
+    clock, real = Clock(), tracker_module.measure
 
     def measure(model, x, y, *, quantities, **options):
         m = real(model, x, y, quantities="default", **options)
         clock.now += {"default": 1, "all": 10}[quantities] * m.probe.n / clock.samples
         return m
 
-    measure.__signature__ = module.inspect.signature(real)
-    monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(module, "measure", measure)
+    measure.__signature__ = inspect.signature(real)
+    monkeypatch.setattr(budget_module, "time", clock)
+    monkeypatch.setattr(tracker_module, "measure", measure)
     return clock
 
 
@@ -666,7 +671,7 @@ def test_fewer_samples_keep_the_schedule(clock):
     assert [str(w.message)[:34] for w in warned] == ["fewer samples: over max_overhead=0"]
     assert len({r["sharpness"] for r in others}) == 1  # always the same samples
     # the numbers are those of ten of the forty, with their standard error
-    whole, (rows, _) = fl.measure(model, many), module._some(torch.arange(40), None)
+    whole, (rows, _) = fl.measure(model, many), part_of(torch.arange(40), None)
     assert len(set(rows.tolist())) == 10
     for name in ("sharpness", "nmls", "mls", "local_dimension"):
         of_ten = whole.samples[name][rows]
@@ -679,7 +684,7 @@ def test_fewer_samples_keep_the_schedule(clock):
 def test_the_standard_error_is_how_far_a_part_is_from_all():
     model, pairs = nn.Linear(6, 3), list(combinations(range(5), 2))
     parts = [fl.measure(model, x[list(pair)]) for pair in pairs]  # every choice of two of five
-    errors = [module._errors(m, 5)["sharpness_se"] for m in parts]
+    errors = [parse_quantities("default").errors(m, 5)["sharpness_se"] for m in parts]
     assert np.mean(np.square(errors)) == pytest.approx(np.var([m["sharpness"] for m in parts]))
 
 
@@ -687,7 +692,7 @@ def test_all_samples_come_back_when_only_the_first_measurement_was_slow(clock):
     clock.samples = len(many)
     tracker = Tracker(network(), many, when=every(20), max_overhead=0.1)
     tracker(0)
-    tracker._spent[0] = 60.0  # it warmed up
+    tracker.budget.spent[0] = 60.0  # it warmed up
     clock.now += 20
     with pytest.warns(UserWarning, match="fewer samples"):
         tracker(20)
@@ -698,9 +703,9 @@ def test_all_samples_come_back_when_only_the_first_measurement_was_slow(clock):
 
 def test_few_samples_are_not_made_fewer():
     levels = [
-        level[1]
+        level.is_part
         for n in (39, 40)
-        for level in Tracker(nn.Linear(6, 2), many[:n], max_overhead=0.1)._levels
+        for level in Tracker(nn.Linear(6, 2), many[:n], max_overhead=0.1).budget.levels
     ]
     assert levels == [False, False, True]
 
@@ -714,7 +719,7 @@ def test_a_part_has_the_targets_of_its_samples():
         "batches with targets": ([(inputs[:30], targets[:30]), (inputs[30:], targets[30:])], None),
     }
     for name, (x_all, y_all) in data.items():
-        x_part, y_part = module._some(x_all, y_all)
+        x_part, y_part = part_of(x_all, y_all)
         if name == "batches with targets":
             x_part, y_part = (torch.cat(part) for part in zip(*x_part, strict=True))
         elif name == "batches":
@@ -729,7 +734,7 @@ def test_a_part_has_the_targets_of_its_samples():
 def test_a_part_without_volume_has_no_error_of_its_logarithm():
     m = fl.measure(nn.Sequential(nn.Linear(6, 1), nn.Linear(1, 3)), many[:10])
     assert m["log_volume"] == -np.inf
-    assert np.isnan(module._errors(m, 40)["log_volume_se"])
+    assert np.isnan(parse_quantities("default").errors(m, 40)["log_volume_se"])
 
 
 def test_processes_that_share_a_measurement_take_no_limit():

@@ -1,13 +1,19 @@
-"""Watch it happen: a Tracker in a training loop, when it measures, and where its records go.
+"""Track a training: measure at chosen steps, and write records.
 
-`tracker` follows a network, `schedules` says when, `runs` keeps the records in a folder that
-survives anything, `sinks` hands them to TensorBoard, MLflow, Weights & Biases or a CSV file, and
-`lightning` and `transformers` are the callbacks of these frameworks.
+| module | what it holds |
+|---|---|
+| ``tracker`` | ``Tracker``: measures a network in a training loop |
+| ``schedules`` | when to measure |
+| ``samples``, ``quantities``, ``budget`` | what to measure, and how much time that may take |
+| ``journal``, ``folders`` | records, and the run folder that is chosen at the first write |
+| ``sinks`` | CSV, TensorBoard, MLflow, Weights & Biases |
+| ``lightning``, ``transformers`` | callbacks of these frameworks |
 """
 
-from flatlens.runs.run import Run, RunBusyError, read_runs
+from flatlens.runs import Run, RunBusyError, read_runs
 from flatlens.track.schedules import at, every, log_spaced, on_interpolation
-from flatlens.track.tracker import Sink, Tracker
+from flatlens.track.sinks.base import Sink
+from flatlens.track.tracker import Tracker
 
 __all__ = [
     "Run",

@@ -1,68 +1,77 @@
-"""Follow every quantity through a training that does not notice it."""
+"""Measure a network during its training; the training does not change."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import random
-import time
+import operator
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatlens.capture.inputs import batches
+from flatlens.arguments import no_type_check
 from flatlens.errors import FlatlensError
 from flatlens.measurement import Measurement, measure
-from flatlens.metrics import METRICS
-from flatlens.runs.run import Record, Run
+from flatlens.runs import Run
+from flatlens.track import checks
+from flatlens.track.budget import Level, TimeBudget, levels, now
+from flatlens.track.curves import plot_records
+from flatlens.track.folders import Exist
+from flatlens.track.journal import Journal, Record
+from flatlens.track.quantities import parse_quantities
+from flatlens.track.samples import ProbeSamples, device_of, part_of
 from flatlens.track.schedules import Schedule, every
+from flatlens.track.sinks.base import Sink
+from flatlens.track.undisturbed import undisturbed
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
     from torch.utils.hooks import RemovableHandle
 
-PART = 4  # one of so many samples is measured where all take too long
 RESERVED = ("run", "step")  # columns of a table of runs
-FEWEST = 10  # samples that are enough for a standard error
-
-
-@runtime_checkable
-class Sink(Protocol):
-    """Where records go beside the run: anything with these two methods (see ``track.sinks``)."""
-
-    def write(self, record: Mapping[str, Any]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Tracker:
-    """Measures a network when it is time, and writes what it found; training stays bit-identical.
+    """Measure a network when a schedule says so, and write records; training stays bit-identical.
 
-    Weights, buffers, gradients, optimiser and the random numbers of torch, numpy and Python are
-    after a measurement what they were before it. It works under ``no_grad`` and ``inference_mode``.
+    After a measurement, weights, buffers, gradients, optimiser and the random numbers of torch,
+    numpy and Python are what they were before it. A tracker works under ``no_grad`` and
+    ``inference_mode``.
 
     Args:
         model: the network in training.
-        x, y: what it is measured on, as for ``measure``; copied at once to the model's device. An
-            iterable of batches is read once, here: every measurement sees the same samples.
-        when: a schedule (see ``track.schedules``), or several: measured when any of them is due.
-        quantities: as for ``measure``, and so are all other options.
-        run: a Run or the path of one, where each record is a line; a path is closed by ``close``.
+        x, y: samples and targets, as for ``measure``, or a torch ``Dataset``. They are read and
+            copied once, here: every measurement sees the same samples.
+        when: a schedule (see ``track.schedules``), or a list of schedules of which any may be due.
+        quantities: names as for ``measure``, functions of a Probe that return one number or one
+            number per sample, or a list of both.
+        run: a run folder, where each record is a line; ``close`` closes it. Or an open ``Run``.
+        exist: what to do if the folder has records at the first write. "number" takes the next
+            free folder ``run-2``, ``run-3``, ... and says so; "resume" appends to the records;
+            "overwrite" deletes the old run; "error" refuses. A loaded state always goes on in its
+            own folder.
+        config: settings of the training, stored in the run's ``config.json``. flatlens adds
+            ``measured_loss``, the name of the loss that ``loss`` in the records is about.
+        n: number of samples to draw at random from x, with ``seed``. None takes all samples.
         sinks: where else each record goes (see ``track.sinks``).
-        max_overhead: the share of the time since the last measurement that the next one may take,
-            say 0.1; the first comes on top. One that would exceed it leaves out what needs passes
-            of its own; if that is not enough it takes a quarter of the samples, always the
-            same ones, drawn at random; if that is not enough it does not take place. Each is
-            warned of once and listed in ``skipped`` (and in the run's ``skipped.jsonl``). Records
-            then say of how many ``samples`` they are; where not of all, each mean over
-            samples has its standard error ``..._se``, of what all would give. What is recorded
-            thus depends on the speed of the machine, so there is no limit by default.
+        max_overhead: share of the time since the last measurement that the next one may take, such
+            as 0.1; the first measurement comes on top. A measurement that would exceed it leaves
+            out what needs passes of its own; if that is not enough it takes a quarter of the
+            samples, always the same ones, drawn at random; if that is not enough it is skipped.
+            Each case is warned of once and listed in ``skipped`` (and in the run's
+            ``skipped.jsonl``). Records then have the number of ``samples``; where it is not all,
+            each mean over samples has its standard error ``..._se`` as an estimate of the mean over
+            all. What is recorded thus depends on the speed of the machine, so there is no limit by
+            default.
+        **measure_options: all other options of ``measure``.
+
+    Raises:
+        FlatlensError: if an argument has the wrong type or an option is unknown.
 
     Example:
         >>> import torch, flatlens as fl
@@ -74,6 +83,7 @@ class Tracker:
         [(0, 0.5, 8.0), (10, 0.5, 8.0), (20, 0.5, 8.0)]
     """
 
+    @no_type_check
     def __init__(
         self,
         model: nn.Module,
@@ -81,105 +91,106 @@ class Tracker:
         y: Any = None,
         *,
         when: Schedule | Sequence[Schedule] = every(200),  # noqa: B008
-        quantities: str | Sequence[str] = "default",
+        quantities: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] = "default",
         run: Run | str | Path | None = None,
+        exist: Exist = "number",
+        config: Mapping[str, Any] | None = None,
+        n: int | None = None,
         sinks: Sequence[Sink] = (),
         max_overhead: float | None = None,
         **measure_options: Any,
     ) -> None:
-        options = set(inspect.signature(measure).parameters) - {"model", "x", "y", "quantities"}
-        if unknown := sorted(measure_options.keys() - options):
-            raise FlatlensError(
-                f"Tracker has no option {unknown[0]!r}; those of measure are "
-                f"{', '.join(sorted(options))}"
-            )
-        if max_overhead is not None and not 0 < max_overhead <= 1:
-            raise FlatlensError(f"max_overhead={max_overhead} is not a share; give 0.1 for 10 %")
-        if max_overhead is not None and measure_options.get("distributed"):
-            raise FlatlensError("max_overhead may choose otherwise in each process; leave it out")
-        if not isinstance(sinks, Sequence) or not all(isinstance(sink, Sink) for sink in sinks):
-            raise FlatlensError(f"sinks={sinks!r} is no list of sinks; give [CSV(path)]")
-        whens = [when] if callable(when) or not isinstance(when, Sequence) else when
-        if not all(callable(w) for w in whens):
-            raise FlatlensError(
-                f"when={when!r} is no schedule; give every(200) or several in a list"
-            )
-        self.model, self.sinks, self.max_overhead = model, list(sinks), max_overhead
-        self.quantities, self.options = quantities, measure_options
-        self.when = [_with_three(w) for w in whens]
-        self._device = _device(model)
+        checks.check_model(model)
+        checks.check_options(measure_options, set(inspect.signature(measure).parameters))
+        checks.check_overhead(max_overhead, bool(measure_options.get("distributed")))
+        self.model, self.sinks = model, checks.sink_list(sinks)
+        self.when = [_with_three(schedule) for schedule in checks.schedule_list(when)]
+        self.options = measure_options
+        self.journal = Journal(checks.run_target(run, exist, config, measure_options.get("loss")))
+        seed = measure_options.get("seed", 0)
         with undisturbed():
-            self.x, self.y = _kept(x, self._device), _kept(y, self._device)
-        self._owns_run = isinstance(run, (str, Path))
-        self.run = Run.open(run) if isinstance(run, (str, Path)) else run
-        self.records: list[Record] = [] if self.run is None else self.run.records
-        self.skipped: list[dict[str, Any]] = []  # what max_overhead or a refusal left out, and why
-        self._levels = self._choices()
-        self.steps = 0  # of the optimiser that it is attached to
-        self._last: int | None = None  # step of the last record of this process
-        self._ended = 0.0  # when the last measurement did
-        self._spent: dict[int, float] = {}  # seconds of the last one of each level
+            self.samples = ProbeSamples(x, y, device_of(model), n, seed)
+        samples = None if max_overhead is None else self.samples.count()
+        self.budget = TimeBudget(max_overhead, levels(parse_quantities(quantities), samples))
+        self.steps = 0  # steps of the optimiser that it is attached to
 
+    @property
+    def run(self) -> Run | None:
+        """The open run; None before the first write, or where records stay in memory."""
+        return self.journal.run
+
+    @property
+    @no_type_check  # its checks would draw random numbers in the training
+    def records(self) -> list[Record]:
+        """All records, oldest first: flat dicts with the key ``step``."""
+        return self.journal.records
+
+    @property
+    @no_type_check
+    def skipped(self) -> list[Record]:
+        """Steps that were not measured, or not in full, each with the reason."""
+        return self.journal.skipped
+
+    @no_type_check
     def __call__(self, step: int, /, **scalars: Any) -> Measurement | None:
-        """The measurement at ``step`` if one is due; scalars are recorded with it, as floats.
+        """Measure at ``step`` if a schedule is due.
 
-        A tensor among the scalars is read only then: no step waits for the device in between.
+        Args:
+            step: number of training steps so far; it must grow over the whole training.
+            **scalars: numbers to record with the measurement. A tensor is read only if a
+                measurement is due, so no other step waits for the device.
+
+        Returns:
+            The measurement, or None if none was due or possible.
+
+        Raises:
+            FlatlensError: if the step is not a whole number or comes after a later one, if a scalar
+                is not one number or has the name of a quantity, or if the first measurement fails.
         """
+        step = _whole_step(step)
         for name in RESERVED:
             if name in scalars:
                 raise FlatlensError(
                     f"the scalar {name!r} has the name of a column of read_runs; call it otherwise"
                 )
+        if self.journal.resumes:
+            self._open_journal()  # the schedules see the records of the folder
         if not any(due(step, scalars, self.records) for due in self.when):
             return None
-        if not self._is_new(step):
+        self._open_journal()
+        if not self.journal.is_new(step):
             return None
         with undisturbed():
             numbers = {name: _number(name, value) for name, value in scalars.items()}
-            return self._measure(int(step), numbers)
+            return self._measure(step, numbers)
 
-    def _is_new(self, step: int) -> bool:
-        if not self.records or step > self.records[-1]["step"]:
-            return True
-        if step == self._last:  # asked twice at one step, as by two hooks of a framework
-            return False
-        last = self.records[-1]["step"]
-        if self._last is None and self.run is not None:
-            raise FlatlensError(
-                f"The run {self.run.folder} has records up to step {last} and this is step {step}; "
-                "choose another folder, or load the tracker's state to go on from a checkpoint."
-            )
-        raise FlatlensError(
-            f"step {step} comes after step {last}; count steps over the whole training"
-        )
+    def _open_journal(self) -> None:
+        with undisturbed():
+            self.journal.open()
 
     def _measure(self, step: int, scalars: dict[str, float]) -> Measurement | None:
-        k = self._affordable(step)
-        if k is None:
+        device = self.samples.device
+        level_number = self.budget.choose(now(device))
+        if level_number is None:
+            self._note_over_budget(step, "not measured")
             return None
-        quantities, part, _ = self._levels[k]
-        start = self._now()
+        level = self.budget.levels[level_number]
+        if level.gives_up:
+            self._note_over_budget(step, level.gives_up)
+        start = now(device)
         try:
-            x, y = self._data()
-            if part:
-                x, y = _some(x, y)
-            m = measure(self.model, x, y, quantities=quantities, **self.options)
+            m = self._measurement(level)
+            self.budget.record(level_number, start, now(device))
+            values = self._values(level, m)
         except FlatlensError as error:
             if not self.records:  # a first measurement that fails is wrong in itself
                 raise
-            # later on it is the training that diverged: not for the tracker to end it
-            # (no step in the text: the same warning is shown once)
+            # Later on the training has diverged, which is not for the tracker to end. The text has
+            # no step in it, so that the same warning is shown once.
             warnings.warn(f"not measured, see tracker.skipped: {error}", stacklevel=4)
-            self._skip(step, f"not measured: {error}")
+            self.journal.skip(step, f"not measured: {error}")
             self._write(step, scalars)
             return None
-        self._ended = self._now()
-        self._spent[k] = self._ended - start
-        values = m.to_dict()
-        if self.max_overhead is not None:
-            values["samples"] = float(m.probe.n)
-        if part:
-            values |= _errors(m, _count(self.x))
         if clash := sorted(scalars.keys() & values.keys()):
             raise FlatlensError(
                 f"the scalar {clash[0]!r} has the name of a measured quantity; call it otherwise"
@@ -187,89 +198,57 @@ class Tracker:
         self._write(step, {**scalars, **values})
         return m
 
+    def _measurement(self, level: Level) -> Measurement:
+        x, y = self.samples.on(device_of(self.model))  # Lightning moves the model late
+        if level.is_part:
+            x, y = part_of(x, y)
+        return measure(self.model, x, y, quantities=level.quantities.for_measure(), **self.options)
+
+    def _values(self, level: Level, m: Measurement) -> dict[str, float]:
+        own = level.quantities.own(m)
+        values = level.quantities.record(m, own)
+        if self.budget.share is not None:
+            values["samples"] = float(m.probe.n)
+        if level.is_part:
+            values |= level.quantities.errors(m, self.samples.count(), own)
+        return values
+
     def _write(self, step: int, values: Mapping[str, float]) -> None:
         record: Record = {"step": step, **{name: float(v) for name, v in values.items()}}
-        if self.run is None:
-            self.records.append(record)
-        else:
-            self.run.append(record)
-        self._last = step
+        self.journal.append(record)
         for sink in self.sinks:
             try:
                 sink.write(record)
             except Exception as error:
                 if len(self.records) == 1:  # it never worked
                     raise
-                # a server that is away for a while must not end a training
-                told = f"{type(sink).__name__} did not take a record: {error}"
-                warnings.warn(told, stacklevel=5)
+                # A server that is away for a while must not end a training.
+                message = f"{type(sink).__name__} did not take a record: {error}"
+                warnings.warn(message, stacklevel=5)
 
-    def _choices(self) -> list[tuple[str | Sequence[str], bool, str]]:
-        """What to measure, on a part of the samples or all, and what that gives up; dear to cheap.
-
-        A sketch is none of them: for ten outputs it is dearer than the exact pass.
-        """
-        reduced = _one_pass(self.quantities)
-        levels: list[tuple[str | Sequence[str], bool, str]] = [(self.quantities, False, "")]
-        if reduced != self.quantities:
-            levels.append((reduced, False, "fewer quantities"))
-        if self.max_overhead is not None and _count(self.x) >= PART * FEWEST:
-            levels.append((reduced, True, "fewer samples"))
-        return levels
-
-    def _affordable(self, step: int) -> int | None:
-        """The first level that the time allows."""
-        if self.max_overhead is None or not self._spent:
-            return 0
-        left = self.max_overhead * (self._now() - self._ended)
-        for k, (_, _, lost) in enumerate(self._levels):
-            if self._expected(k) <= left:
-                if lost:
-                    self._over(step, lost)
-                return k
-        self._over(step, "not measured")
-        return None
-
-    def _expected(self, k: int) -> float:
-        """Seconds of a level: those it took, or as many times a part as there are parts.
-
-        The first measurement warms up; what it took must not count for ever.
-        """
-        took = self._spent.get(k, 0.0)
-        last = len(self._levels) - 1
-        if self._levels[k][0] == self._levels[last][0] and last in self._spent:
-            return min(took, PART * self._spent[last])
-        return took
-
-    def _over(self, step: int, lost: str) -> None:
-        why = f"{lost}: over max_overhead"
+    def _note_over_budget(self, step: int, gives_up: str) -> None:
+        why = f"{gives_up}: over max_overhead"
         if all(entry["why"] != why for entry in self.skipped):
-            warnings.warn(f"{why}={self.max_overhead:g}, see tracker.skipped", stacklevel=5)
-        self._skip(step, why)
+            warnings.warn(f"{why}={self.budget.share:g}, see tracker.skipped", stacklevel=5)
+        self.journal.skip(step, why)
 
-    def _skip(self, step: int, why: str) -> None:
-        self.skipped.append({"step": step, "why": why})
-        if self.run is not None:
-            self.run.log("skipped", self.skipped[-1])
-
-    def _now(self) -> float:
-        if self._device.type != "cpu":
-            torch.accelerator.synchronize(self._device)  # what was queued before is not ours
-        return time.perf_counter()
-
-    def _data(self) -> tuple[Any, Any]:
-        """The probe data, moved along if the model has been (Lightning does so late)."""
-        device = _device(self.model)
-        if device != self._device:
-            self.x, self.y = _kept(self.x, device), _kept(self.y, device)
-            self._device = device
-        return self.x, self.y
-
+    @no_type_check
     def attach(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
-        """Track from the optimiser's own steps, without a line in the loop; 0 is before the first.
+        """Track from the optimiser's own steps, without a line in the loop.
 
-        The handle's ``remove()`` ends it.
+        Args:
+            optimizer: its steps are counted; 0 is before the first step.
+
+        Returns:
+            A handle; its ``remove()`` ends the tracking.
+
+        Raises:
+            FlatlensError: if ``optimizer`` is not a torch optimiser.
         """
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise FlatlensError(
+                f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer"
+            )
 
         def after_step(*_: Any) -> None:
             self.steps += 1
@@ -280,40 +259,74 @@ class Tracker:
         return optimizer.register_step_post_hook(after_step)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to keep so that tracking goes on from there."""
-        return {"steps": self.steps, "records": [dict(record) for record in self.records]}
+        """Return what a checkpoint has to hold so that tracking goes on from there."""
+        return {
+            "steps": self.steps,
+            "records": [dict(record) for record in self.records],
+            "run": None if self.run is None else self.run.folder.name,
+        }
 
+    @no_type_check
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; records that were made after it are dropped."""
-        records = state["records"]
-        if self.run is None:
-            self.records[:] = [dict(record) for record in records]
-        elif len(records) > len(self.records):
-            raise FlatlensError(
-                f"The checkpoint belongs to {len(records)} records, but {self.run.folder} has "
-                f"{len(self.records)}; give the folder that the checkpoint was made with."
-            )
-        else:
-            self.run.cut(len(records))
-        self.steps = state["steps"]
-        self._last = self.records[-1]["step"] if self.records else None
+        """Go on from a checkpoint, in its own run folder; later records are dropped.
 
-    def rewind(self, step: int) -> None:
-        """Drop the records after ``step``, for a training that goes on from there."""
-        kept = [record for record in self.records if record["step"] <= step]
-        self.load_state_dict({"steps": step, "records": kept})
+        Args:
+            state: what ``state_dict`` returned.
+
+        Raises:
+            FlatlensError: if the state is damaged or belongs to another folder.
+        """
+        checks.check_state(state)
+        with undisturbed():
+            self.journal.resume(state["records"], state.get("run"))
+        self.steps = state["steps"]
+
+    def rewind(self, step: int, run: str | None = None) -> None:
+        """Drop the records after ``step``, for a training that goes on from there.
+
+        Args:
+            step: the last step whose record stays.
+            run: name of the run folder to go on in. None takes the folder that has records.
+
+        Raises:
+            FlatlensError: if ``run`` is None and several numbered folders have records.
+        """
+        with undisturbed():
+            self.journal.rewind(step, run)
+        self.steps = step
 
     def to_pandas(self) -> pd.DataFrame:
-        """The records as a table, one row a step."""
+        """Return the records as a table, one row per step."""
         import pandas as pd
 
         return pd.DataFrame(self.records)
 
+    @no_type_check
+    def plot(self, quantities: Sequence[str] | None = None, *, ax: Axes | None = None) -> Axes:
+        """Plot quantities over steps, relative to their first values.
+
+        Args:
+            quantities: names to draw. None draws the headline quantities of the records.
+            ax: axes of matplotlib to draw into. None makes a new figure.
+
+        Returns:
+            The axes.
+
+        Raises:
+            FlatlensError: if there are no records, or a name is not in any of them.
+
+        Example:
+            >>> tracker = Tracker(nn.Linear(3, 2), torch.ones(4, 3), when=every(1))
+            >>> _ = tracker(0), tracker(1)
+            >>> tracker.plot(["sharpness"]).get_xlabel()
+            'steps'
+        """
+        return plot_records(self.records, quantities, ax)
+
     def close(self) -> None:
-        """Close the sinks, and the run if it was given as a path."""
-        with contextlib.ExitStack() as stack:  # all are closed, whatever one of them says
-            if self._owns_run and self.run is not None:
-                stack.callback(self.run.close)
+        """Close the sinks, and the run folder if it was given as a path."""
+        with contextlib.ExitStack() as stack:  # all are closed, also if one of them fails
+            stack.callback(self.journal.close)
             for sink in self.sinks:
                 stack.callback(sink.close)
 
@@ -324,101 +337,26 @@ class Tracker:
         self.close()
 
 
-@contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Gradients on, inference mode off, and random numbers that go on as if nothing had been.
-
-    The guard of ``measure`` does this for its own pass; sinks draw random names of runs, too.
-    """
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+def _with_three(schedule: Schedule) -> Schedule:
+    """Return the schedule as a function of step, scalars and records."""
     try:
-        with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-
-
-def _with_three(when: Schedule) -> Schedule:
-    """The schedule as a function of step, scalars and records."""
-    try:
-        takes = len(inspect.signature(when).parameters)
+        arguments = len(inspect.signature(schedule).parameters)
     except (TypeError, ValueError):  # built-in functions do not say
-        takes = 1
-    return when if takes == 3 else lambda step, _scalars, _records: when(step)
+        arguments = 1
+    return schedule if arguments == 3 else lambda step, _scalars, _records: schedule(step)
 
 
-def _one_pass(quantities: str | Sequence[str]) -> str | Sequence[str]:
-    """Without what needs passes of its own."""
-    if isinstance(quantities, str):
-        return "default" if quantities == "all" else quantities
-    return [name for name in quantities if name in METRICS] or quantities
-
-
-def _count(x: Any) -> int:
-    return sum(inputs.n for inputs, _ in batches(x))
-
-
-def _some(x: Any, y: Any) -> tuple[Any, Any]:
-    """One of PART samples of each batch, drawn at random but the same every time."""
-    sizes = [inputs.n for inputs, _ in batches(x)]
-    draw = np.random.default_rng(0)
-    rows = [torch.from_numpy(draw.permutation(n)[: -(-n // PART)]) for n in sizes]
-    if isinstance(x, list):
-        chosen: Any = [_rows(batch, r) for batch, r in zip(x, rows, strict=True)]
-    else:
-        chosen = _rows(x, rows[0])
-    starts = accumulate(sizes[:-1], initial=0)
-    whole = torch.cat([r + start for r, start in zip(rows, starts, strict=True)])
-    return chosen, None if y is None else _rows(torch.as_tensor(y), whole)
-
-
-def _rows(data: Any, rows: Tensor) -> Any:
-    """These rows of every tensor."""
-    if isinstance(data, Tensor):
-        return data[rows.to(data.device)]
-    if isinstance(data, Mapping):
-        return {key: _rows(value, rows) for key, value in data.items()}
-    if isinstance(data, (tuple, list)):
-        return type(data)(_rows(value, rows) for value in data)
-    return data
-
-
-def _errors(m: Measurement, n: int) -> dict[str, float]:
-    """Standard errors of means over m's samples, as estimates of the means over all n."""
-    record, scale = m.to_dict(), np.sqrt(1 / m.probe.n - 1 / n)
-    with np.errstate(invalid="ignore"):  # a volume of 0 has no logarithm
-        return {
-            # a sketch has an error of its own
-            f"{name}_se": float(np.hypot(scale * np.std(v, ddof=1), record.get(f"{name}_se", 0.0)))
-            for name, v in m.samples.items()
-            if name in record
-        }
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
-
-
-def _kept(data: Any, device: torch.device) -> Any:
-    """A copy of every tensor on ``device``; an iterable of batches becomes a list."""
-    if isinstance(data, Tensor):
-        return data.detach().to(device, copy=True)
-    if isinstance(data, np.ndarray):
-        return torch.as_tensor(data.copy(), device=device)
-    if isinstance(data, Mapping):
-        return {key: _kept(value, device) for key, value in data.items()}
-    if isinstance(data, tuple):
-        return tuple(_kept(value, device) for value in data)
-    if data is None or isinstance(data, (str, int, float)):
-        return data
-    return [_kept(batch, device) for batch in data]
+def _whole_step(step: Any) -> int:
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise FlatlensError(f"step={step!r} is not a whole number") from None
 
 
 def _number(name: str, value: Any) -> float:
     try:
         return float(value.detach() if isinstance(value, Tensor) else value)
-    except (TypeError, ValueError, RuntimeError):  # torch's, of many elements
+    except (TypeError, ValueError, RuntimeError):  # torch raises the last, of many elements
         raise FlatlensError(
             f"the scalar {name} is a {type(value).__name__}, not one number"
         ) from None
