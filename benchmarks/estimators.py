@@ -24,7 +24,6 @@ import json
 import platform
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,16 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flatlens as fl
+from flatlens.algebra.buffers import Buffers
 from flatlens.algebra.lanczos import top_singular
 from flatlens.capture.inputs import Inputs
+from flatlens.capture.no_trace import untouched
+from flatlens.capture.recording import CapturePlan
 from flatlens.data.datasets import load
-from flatlens.passes.exact import probe_batches
-from flatlens.passes.products import Key
-from flatlens.passes.sketch import SketchRun
+from flatlens.passes.arrangement import arrange
+from flatlens.passes.forward import Subject
+from flatlens.passes.request import Request, SketchOptions
+from flatlens.passes.sketch import SketchStrategy
 from flatlens.perturb import input_sensitivity_ascent
 from flatlens.training.networks import build
 
@@ -173,33 +176,19 @@ def draw_norms(results: list[dict[str, Any]]) -> Figure:
 # ------------------------------------------------------------------ sharpness
 
 
-class SumsOnly(SketchRun):
-    """A sketch without singular values, that keeps the sharpness of each direction."""
-
-    each: Tensor
-
-    def _spectra(self, plan: Any, chunk: Any, draw: Any) -> dict[Key, Tensor]:
-        self.replicates[-1]["input", "jackknife"] = torch.zeros(len(plan.f))
-        return {}
-
-    def finish(self, weight_norm: str) -> fl.Probe:
-        shares = [
-            values
-            for chunk in self.replicates
-            for key, values in chunk.items()
-            if key[0] == "parameter" and key[-1] == "grad"
-        ]
-        SumsOnly.each = torch.stack(shares).sum(0) / self.n
-        return super().finish(weight_norm)
-
-
 def sketched(model: nn.Module, x: Tensor, directions: int, seed: int) -> np.ndarray:
-    """S from each of so many output directions."""
-    run = partial(SumsOnly, directions=directions, seed=seed, rtol=None, top=1, tolerance=1.0)
-    probe_batches(
-        model, [Inputs(x)], chunk=len(x), memory=None, output=None, weight_norm="kernel", run=run
-    )
-    return SumsOnly.each.double().numpy()
+    """S from each of so many output directions, without the singular values of a whole sketch."""
+    inputs = Inputs(x)
+    options = SketchOptions(directions, seed, top=1, tolerance=1.0)
+    request = Request(method="sketch", chunk=len(x), sketch=options)
+    with untouched(model):
+        subject = Subject(model, x.dtype, None, list(model.named_parameters()))
+        solo = subject.run(inputs.take(slice(0, 1)), CapturePlan())
+        strategy = SketchStrategy(subject, request, Buffers(), solo.f.shape[1])
+        arrangement = arrange(subject, strategy.run, inputs, solo, len(x), len(x))
+        forward = strategy.run(inputs, arrangement.plan)
+        strategy.means(*strategy.set_up(inputs, forward, arrangement.layouts))
+    return (strategy.replicates[-1].sharpness() / len(x)).double().numpy()
 
 
 def hutchinson(model: nn.Module, x: Tensor, directions: int, seed: int) -> np.ndarray:

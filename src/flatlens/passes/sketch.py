@@ -82,24 +82,28 @@ class SketchStrategy:
 
     def measure(self, inputs: Inputs, forward: Forward, layouts: Layouts) -> ChunkColumns:
         """Estimate the samples of one forward pass."""
-        f = forward.f
-        root = loss_directions(self.request, forward)
-        setup = set_up(
-            forward, layouts, self.subject.named, self.buffers,
-            target=f.new_empty(len(f), 1, f.shape[1]), plain=self.request.root is None,
-            use_head=False, spectra=True,
-        )  # fmt: skip
-        signs = Signs(f, self.streams.of(inputs), root)
-        chunk = self._means(setup, signs)
+        setup, signs = self.set_up(inputs, forward, layouts)
+        chunk = self.means(setup, signs)
         spectra = SpectrumFinder(setup, signs, self.request.sketch)
         self.spread += float(spectra.spread.sum())
         self.converged = self.converged and spectra.converged
         columns = {k: v for k, v in chunk.columns.items() if over_directions(k) != "spectrum"}
         return replace(chunk, columns=columns | spectra.columns)
 
+    def set_up(self, inputs: Inputs, forward: Forward, layouts: Layouts) -> tuple[Setup, Signs]:
+        """Plan a chunk for one direction at a time, and draw from every sample's own stream."""
+        f = forward.f
+        setup = set_up(
+            forward, layouts, self.subject.named, self.buffers,
+            target=f.new_empty(len(f), 1, f.shape[1]), plain=self.request.root is None,
+            use_head=False, spectra=True,
+        )  # fmt: skip
+        signs = Signs(f, self.streams.of(inputs), loss_directions(self.request, forward))
+        return setup, signs
+
     # -- means over directions -------------------------------------------------------------------
 
-    def _means(self, setup: Setup, signs: Signs) -> ChunkColumns:
+    def means(self, setup: Setup, signs: Signs) -> ChunkColumns:
         """Average over directions; sums over samples are remembered by direction."""
         replicates, sums = Replicates(), _Sums()
         at_a_time = self.request.sketch.directions

@@ -1,0 +1,96 @@
+"""Adaptive sharpness from perturbed weights, as the paper estimates it: Eqs. 38 and 46."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from flatlens.algebra.traces import LIMIT, Estimate
+from flatlens.curvature.hessians import surface
+from flatlens.errors import FlatlensError
+from flatlens.losses import Loss
+
+SCALINGS: dict[str, Callable[[float], float]] = {
+    "eq38": lambda rho: 2 / rho**2,
+    "paper": lambda rho: 1.0,  # Eq. 46 as printed
+    "code": lambda rho: 1 / rho**2,  # what the authors computed: Eq. 38 when the loss is "squared"
+}
+
+
+def adaptive_sharpness_sampled(
+    model: nn.Module,
+    x: Any,
+    y: Any = None,
+    *,
+    rho: float = 0.1,
+    loss: str | Loss | Callable[..., Any] = "half_squared",
+    perturbations: int = 50,
+    antithetic: bool = True,
+    scaling: str = "eq38",
+    rtol: float | None = None,
+    limit: int = LIMIT,
+    seed: int = 0,
+    output: Any = None,
+    chunk: int | None = None,
+) -> Estimate:
+    """(2 / rho^2) E[L(w + delta) - L(w)], delta ~ N(0, rho^2 diag(w^2)), Eq. 38.
+
+    Each of the ``perturbations`` is a pair w + delta, w - delta (``antithetic=False``: the first
+    alone), which removes the first-order term, most of the noise. It tends to Eq. 40 as rho -> 0,
+    where the loss is smooth: kinks (ReLU, max-pool) that a perturbation crosses count in it as
+    curvature, and Eq. 40 knows nothing of them (an untrained VGG at rho = 0.1: 0.72 against 0.22).
+    ``scaling="paper"`` is Eq. 46 as printed (no factor), "code" the authors' 1 / rho^2, which with
+    ``loss="squared"`` is Eq. 38 for 1/2 ||f - y||^2. ``rtol`` adds perturbations, up to ``limit``,
+    until that relative standard error is met. ``passes`` counts evaluations of the loss. The
+    standard error contains the rounding of the loss, which 2 / rho^2 magnifies: take float64 for a
+    rho below 0.01.
+
+    Example:
+        >>> net = torch.nn.Linear(2, 1, bias=False).double()
+        >>> _ = torch.nn.init.constant_(net.weight, 3.0)
+        >>> x, y = torch.ones(4, 2).double(), torch.zeros(4, 1)
+        >>> e = adaptive_sharpness_sampled(net, x, y, rtol=0.05)
+        >>> abs(e.value - 18) < 4 * e.se < 4
+        True
+    """
+    if scaling not in SCALINGS:
+        raise FlatlensError(f"scaling={scaling!r} is unknown; use one of {', '.join(SCALINGS)}")
+    if not 0 < rho < np.inf or perturbations < 2:
+        raise FlatlensError("give a finite rho above 0, and two perturbations for a standard error")
+    generator = torch.Generator().manual_seed(seed)
+    with surface(model, x, y, loss, output, chunk) as s:
+        theta, factor = s.theta, SCALINGS[scaling](rho)
+        (here,) = s.values(theta.unsqueeze(0))
+        rounding = abs(factor * here) * torch.finfo(theta.dtype).eps
+        found: list[float] = []
+        wanted, limit = perturbations, max(limit, perturbations)
+        while True:
+            while len(found) < wanted:
+                k = min(s.at_once, wanted - len(found))
+                noise = torch.randn(k, s.P, generator=generator, dtype=torch.float64)
+                delta = rho * theta * noise.to(theta)
+                there = np.array(s.values(theta + delta))
+                if antithetic:
+                    there = (there + s.values(theta - delta)) / 2
+                found += (factor * (there - here)).tolist()
+            value, se = float(np.mean(found)), float(np.std(found, ddof=1)) / len(found) ** 0.5
+            if rounding > 0.01 * se:
+                se = float(np.hypot(se, rounding))
+            converged = rtol is None or se <= rtol * abs(value)
+            if converged or wanted >= limit:
+                break
+            wanted = min(limit, wanted + perturbations)
+    return Estimate(
+        value,
+        se,
+        dof=len(found) - 1,
+        passes=1 + len(found) * (1 + antithetic),
+        converged=converged,
+        note=""
+        if converged
+        else f"rtol={rtol} was not met with {wanted} perturbations (the limit)",
+    )

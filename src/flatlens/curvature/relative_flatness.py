@@ -1,0 +1,100 @@
+"""Relative flatness of one layer (Petzka et al.)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from flatlens import tuning
+from flatlens.algebra.traces import LIMIT, Estimate, trace
+from flatlens.capture.inputs import Inputs
+from flatlens.capture.kinds.linear import Linear
+from flatlens.curvature.hessians import Surface, surface
+from flatlens.curvature.seen_layers import SeenLayers, record, short_name
+from flatlens.errors import FlatlensError
+from flatlens.losses import Loss
+
+
+def relative_flatness(
+    model: nn.Module,
+    x: Any,
+    y: Any = None,
+    *,
+    loss: str | Loss | Callable[..., Any] = "half_squared",
+    layer: str | None = None,
+    directions: int = 60,
+    rtol: float | None = None,
+    limit: int = LIMIT,
+    seed: int = 0,
+    output: Any = None,
+    chunk: int | None = None,
+) -> Estimate:
+    """kappa = sum over rows s, s' of <w_s, w_s'> Tr H_ss' for one linear layer (Petzka et al.).
+
+    H_ss' is the block of the Hessian of the mean loss between rows s and s' of the weight. By
+    default the layer is the last linear one that is called. Where its outputs are the network's,
+    the value is exact: mean_i ||phi_i||^2 Tr(W W^T d2L_i/df2), which for 1/2 ||f - y||^2 is
+    ||W||_F^2 mean_i ||phi_i||^2. Else kappa = Tr(C^T H C) with C C^T = W W^T, by the products of
+    ``hessian_trace``, whose other arguments these are.
+
+    Example:
+        >>> net = torch.nn.Linear(2, 1).double()
+        >>> _ = torch.nn.init.constant_(net.weight, 3.0)
+        >>> round(relative_flatness(net, torch.ones(4, 2).double(), torch.zeros(4, 1)).value, 9)
+        36.0
+    """
+    with surface(model, x, y, loss, output, chunk) as s:
+        seen = SeenLayers(s)
+        linear = [name for name, calls in seen.calls.items() if calls[-1].layer.is_linear]
+        name = seen.find(layer, linear) if layer or linear else ""
+        if name not in linear:
+            raise FlatlensError("relative flatness needs a linear layer with a trainable weight")
+        if layer is None and seen.last_linear is not seen.calls[name][-1]:
+            raise FlatlensError(
+                "the weight of the last linear layer is no trainable parameter; name another one "
+                f"with layer= ({', '.join(map(short_name, linear))})"
+            )
+        if seen.is_output(name):
+            values = torch.cat(
+                [_output_flatness(s, name, inputs, rows) for inputs, rows in s.rows()]
+            )
+            found = Estimate(float(values.mean()), samples=values.numpy())
+        else:
+            part, layer_map = s.restricted(name), seen.calls[name][-1].layer
+            assert isinstance(layer_map, Linear)
+            W, shape = layer_map.matrix[0], layer_map.weight.shape
+            U, S, _ = torch.linalg.svd(W.double(), full_matrices=False)
+            C, size = (U * S).to(W), (len(S), W.shape[1])
+
+            def turned(V: Tensor) -> Tensor:
+                return V.mT if layer_map.turned else V
+
+            def products(G: Tensor) -> Tensor:
+                V = turned(C @ G.unflatten(1, size))
+                HV = part.products(V.flatten(1)).unflatten(1, shape)
+                return (C.mT @ turned(HV)).flatten(1)
+
+            found = trace(
+                products, {name: size[0] * size[1]}, part.like,
+                directions=directions, rtol=rtol, limit=limit, seed=seed,
+            )  # fmt: skip
+    name = short_name(name)
+    return replace(found, per_layer={name: found.value}, per_layer_se={name: found.se})
+
+
+def _output_flatness(s: Surface, name: str, inputs: Inputs, rows: slice) -> Float[Tensor, " b"]:
+    """||phi||^2 Tr(W W^T d2L/df2) of each sample, for the layer whose outputs are f."""
+    f, calls = record(s, inputs)
+    call = next(c for c in calls if c.layer.weight is s.parameters[name])
+    W, phi = call.layer.matrix[0].double(), call.x.reshape(inputs.n, -1).double()
+    block = max(1, tuning.BLOCK_ENTRIES // f.shape[1] ** 2)
+    weighed = [
+        torch.einsum("st,bst->b", W @ W.mT, s.loss.hessian(part, y).double())
+        for part, y in zip(f.detach().split(block), s.y[rows].split(block), strict=True)
+    ]
+    return (phi.square().sum(1) * torch.cat(weighed)).cpu()

@@ -1,0 +1,62 @@
+"""The largest eigenvalue of the Hessian of the mean loss, and the edge of stability."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from flatlens.algebra.traces import Estimate, eigenvalue
+from flatlens.curvature.hessians import surface
+from flatlens.errors import FlatlensError
+from flatlens.losses import Loss
+
+
+def lambda_max(
+    model: nn.Module,
+    x: Any,
+    y: Any = None,
+    *,
+    loss: str | Loss | Callable[..., Any] = "half_squared",
+    rtol: float = 1e-3,
+    max_iter: int = 100,
+    seed: int = 0,
+    output: Any = None,
+    chunk: int | None = None,
+) -> Estimate:
+    """The largest eigenvalue of the Hessian of the mean loss, by Lanczos.
+
+    ``certificate`` is how far the next eigenvalue can be; where it is not within ``rtol`` of the
+    value after ``max_iter`` products, ``converged`` is False and ``float`` of the result refuses.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Linear(2, 1).double()
+        >>> e = lambda_max(net, torch.ones(4, 2).double(), torch.zeros(4, 1))
+        >>> round(float(e), 9)  # ||x||^2 + 1
+        3.0
+    """
+    if rtol <= 0 or max_iter < 1:
+        raise FlatlensError("give rtol above 0 and one iteration or more")
+    with surface(model, x, y, loss, output, chunk) as s:
+        return eigenvalue(s.products, s.like, s.P, rtol=rtol, max_iter=max_iter, seed=seed)
+
+
+def edge_of_stability(
+    lr: float, model: nn.Module, x: Any, y: Any = None, **options: Any
+) -> Estimate:
+    """lr lambda_max / 2: gradient descent on the loss is unstable above 1.
+
+    The loss must be the one that was trained with; options are those of ``lambda_max``.
+
+    Example:
+        >>> import torch
+        >>> net, x = torch.nn.Linear(2, 1).double(), torch.ones(4, 2).double()
+        >>> round(float(edge_of_stability(0.5, net, x, torch.zeros(4, 1))), 9)
+        0.75
+    """
+    e = lambda_max(model, x, y, **options)
+    assert e.certificate is not None
+    return replace(e, value=lr * e.value / 2, certificate=lr * e.certificate / 2)
