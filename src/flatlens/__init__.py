@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from flatlens import figures, perturb
     from flatlens.algebra.traces import Estimate
     from flatlens.inequalities import Bounds, Inequality, bounds
-    from flatlens.measurement import Measurement, measure
+    from flatlens.measurement import Measurement
+    from flatlens.measuring import measure
     from flatlens.metrics import (
         adaptive_sharpness,
         input_invariant_mls,
@@ -85,7 +86,8 @@ __all__ = [
 _HOMES = {
     "algebra.traces": ("Estimate",),
     "inequalities": ("Bounds", "Inequality", "bounds"),
-    "measurement": ("Measurement", "measure"),
+    "measurement": ("Measurement",),
+    "measuring": ("measure",),
     "metrics": (
         *("sharpness", "sharpness_untied", "adaptive_sharpness", "matrix_normalized_sharpness"),
         *("mls", "nmls", "nmls_through", "weighted_nmls", "normalized_mls", "input_invariant_mls"),

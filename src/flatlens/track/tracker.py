@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from flatlens.capture.inputs import batches
 from flatlens.errors import FlatlensError
-from flatlens.measurement import Measurement, measure
+from flatlens.measurement import Measurement
+from flatlens.measuring import measure
 from flatlens.metrics import METRICS
 from flatlens.runs.run import Record, Run
 from flatlens.track.schedules import Schedule, every
