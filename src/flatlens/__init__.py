@@ -12,6 +12,7 @@ from flatlens.errors import FlatlensError
 if TYPE_CHECKING:
     from flatlens import figures, perturb
     from flatlens.algebra.traces import Estimate
+    from flatlens.comparison import Comparison, compare
     from flatlens.inequalities import Bounds, Inequality, bounds
     from flatlens.measurement import Measurement
     from flatlens.measuring import measure
@@ -42,6 +43,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Bounds",
+    "Comparison",
     "Estimate",
     "FlatlensError",
     "Inequality",
@@ -56,6 +58,7 @@ __all__ = [
     "adaptive_sharpness",
     "at",
     "bounds",
+    "compare",
     "every",
     "figures",
     "input_invariant_mls",
@@ -85,6 +88,7 @@ __all__ = [
 # and ``flatlens --help`` must not wait for it.
 _HOMES = {
     "algebra.traces": ("Estimate",),
+    "comparison": ("Comparison", "compare"),
     "inequalities": ("Bounds", "Inequality", "bounds"),
     "measurement": ("Measurement",),
     "measuring": ("measure",),

@@ -222,7 +222,7 @@ class Measurement:
             "loss_aware": None,
         }
         if self.loss_aware is not None:
-            numbers = self.loss_aware.values  # noqa: PD011
+            numbers = self.loss_aware.values
             probe = saving.encode(self.loss_aware.probe)
             content["loss_aware"] = {"quantities": numbers, "probe": probe}
         return saving.write(path, content)

@@ -45,7 +45,7 @@ def new_axes(ax: Any, bars: int) -> Axes:
     return ax
 
 
-def measurement_plot(m: Any, what: str, ax: Any = None) -> Axes:
+def measurement_plot(m: Any, what: Any, ax: Any = None) -> Axes:
     """Draw the layers or the inequalities of a Measurement.
 
     Args:

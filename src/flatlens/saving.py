@@ -136,7 +136,7 @@ def decode_bounds(rows: Any) -> Bounds:
     )
 
 
-def write(path: str | Path, content: dict[str, Any]) -> Path:
+def write(path: Any, content: dict[str, Any]) -> Path:
     """Write a JSON file that is whole or not there.
 
     Args:
@@ -166,7 +166,7 @@ def write(path: str | Path, content: dict[str, Any]) -> Path:
 
 
 @contextmanager
-def opened(path: str | Path) -> Iterator[dict[str, Any]]:
+def opened(path: Any) -> Iterator[dict[str, Any]]:
     """Read a saved measurement; what is wrong with it is said with the name of the file.
 
     Args:
