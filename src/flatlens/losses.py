@@ -220,7 +220,7 @@ class Custom(Loss):
             return each
         shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise FlatlensError(
-            f"the loss returns {shape} for {len(f)} samples; return one loss per sample or their mean"
+            f"the loss returns {shape} for {len(f)} samples; return one loss per sample or the mean"
         )
 
     def _of(self, f: Tensor, y: Tensor) -> Any:
