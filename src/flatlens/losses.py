@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from flatlens.arguments import no_type_check
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, first_line
 
 Outputs = Float[Tensor, "b N"]
 
@@ -229,8 +229,17 @@ class Custom(Loss):
             own = {**dict(self.function.named_parameters()), **dict(self.function.named_buffers())}
             cast = {k: t.to(f) for k, t in own.items() if t.is_floating_point()}
             if any(cast[k] is not own[k] for k in cast):
-                return torch.func.functional_call(self.function, cast, (f, y))
-        return self.function(f, y)
+                return self._called(torch.func.functional_call, self.function, cast, (f, y))
+        return self._called(self.function, f, y)
+
+    def _called(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call the user's function; if it fails, say that it was the loss."""
+        try:
+            return function(*arguments)
+        except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
+            if isinstance(error, (FlatlensError, torch.OutOfMemoryError)):
+                raise
+            raise FlatlensError(f"the loss {self.name} fails: {first_line(error)}") from error
 
     def _each(self, f: Tensor, y: Tensor) -> Tensor:
         rows = [slice(i, i + 1) for i in range(len(f))]

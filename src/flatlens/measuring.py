@@ -135,13 +135,12 @@ def measure(
     if several_passes:
         x = kept(x)
         y = joined_targets([target for _, target in batches(x)]) if y is None else y
-    check_targets(y)
+    y = checked_targets(y)
     _check_that_targets_are_there(request, of, y)
 
     p, seen = _look(model, x, request, settings, plain=of.name == "half_squared")
     if y is None:
         y = joined_targets(seen)
-        check_targets(y)
     values = metric_values(p, request.metrics)
     own_samples = _add_own_values(values, request.functions, p)
     aware = None
@@ -149,7 +148,7 @@ def measure(
         aware = _loss_aware(model, x, y, of, request, settings)
         values |= _named_by_loss(aware.probe)
     if y is not None:
-        everyone = gathered(torch.as_tensor(y)) if distributed else y
+        everyone = gathered(y) if distributed else y
         values |= loss_and_accuracy(p, everyone, of)
     for name in request.own_passes:
         values |= own_pass_values(
@@ -209,10 +208,14 @@ def _check_that_targets_are_there(request: Request, loss: Loss, y: Any) -> None:
         raise FlatlensError(f"{request.own_passes[0]} is about the loss and needs targets; give y")
 
 
-def check_targets(y: Any) -> None:
-    """Refuse targets that are not numbers, or are complex, NaN or infinite, naming the sample."""
+def checked_targets(y: Any) -> Tensor | None:
+    """Return targets as a tensor, or None if there are none.
+
+    Raises:
+        FlatlensError: if they are not numbers, or are complex, NaN or infinite.
+    """
     if y is None:
-        return
+        return None
     try:
         t = y.detach() if isinstance(y, Tensor) else torch.as_tensor(y)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -222,19 +225,22 @@ def check_targets(y: Any) -> None:
         ) from error
     if t.is_complex():
         raise FlatlensError("y is complex; give real targets")
+    if t.layout != torch.strided:
+        raise FlatlensError("y is a sparse tensor; give y.to_dense()")
     bad = ~torch.isfinite(t)
     if bool(bad.any()):
         sample = int(bad.reshape(len(t), -1).any(1).nonzero()[0]) if t.dim() else 0
         raise FlatlensError(f"y of sample {sample} is not finite; repair it or drop the sample")
+    if t.dim() == 0:
+        raise FlatlensError("y is a single number; give one target per sample")
+    return t
 
 
 def joined_targets(targets_of_batches: list[Any]) -> Tensor | None:
     """Return the targets that the batches brought along as one tensor, or None."""
-    if not targets_of_batches or any(t is None for t in targets_of_batches):
-        return None
-    for t in targets_of_batches:
-        check_targets(t)
-    return torch.cat([torch.as_tensor(t) for t in targets_of_batches])
+    tensors = [checked_targets(t) for t in targets_of_batches]
+    present = [t for t in tensors if t is not None]
+    return torch.cat(present) if present and len(present) == len(tensors) else None
 
 
 # -- look

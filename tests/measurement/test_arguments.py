@@ -60,6 +60,9 @@ TARGETS = {
     "complex": (torch.zeros(4, 2, dtype=torch.complex64), "y is complex"),
     "words": (["a", "b", "c", "d"], "y is no tensor of targets"),
     "one NaN": (float("nan"), "not finite"),
+    "one number": (3, "y is a single number"),
+    "sparse": (torch.ones(4, 2).to_sparse(), "y is a sparse tensor"),
+    "too few": ([0, 1], "y has 2 entries for 4 samples"),
 }
 
 
@@ -69,6 +72,12 @@ def test_targets_that_are_no_numbers_are_refused(name, loss):
     y, words = TARGETS[name]
     with pytest.raises(fl.FlatlensError, match=words):
         fl.measure(NET, X, y, loss=loss)
+
+
+@pytest.mark.parametrize("loss", [lambda f: f, int, nn.Linear], ids=["one", "int", "Linear"])
+def test_a_loss_that_fails_is_named(loss):
+    with pytest.raises(fl.FlatlensError, match=r"the loss .* fails: "):
+        fl.measure(NET, X, [0, 1, 0, 1], loss=loss)
 
 
 def test_targets_of_batches_are_checked_too():
