@@ -144,8 +144,8 @@ def test_integers_are_values_where_there_is_one_output():
         ("half_squared", torch.zeros(7, 4), "shape \\(7, 4\\) for 7 samples of 5 outputs"),
         ("cross_entropy", torch.zeros(7, 5), "probabilities that sum to 1"),
         ("binary_cross_entropy", torch.full((7, 5), 2.0), "values from 0 to 1"),
-        (lambda f, y: f, [0] * 7, "gives \\(7, 5\\) for 7 samples"),
-        (lambda f, y: 1.0, [0] * 7, "gives float for 7 samples"),
+        (lambda f, y: f, [0] * 7, "returns \\(7, 5\\) for 7 samples"),
+        (lambda f, y: 1.0, [0] * 7, "returns float for 7 samples"),
         (F.cross_entropy, [0, 1], "one entry for each of the 7 samples"),
     ],
 )
@@ -163,7 +163,7 @@ def test_cross_entropy_of_one_output_points_to_the_binary_one():
     ("spec", "says"),
     [
         ("hinge", "choose from half_squared"),
-        ("cross_entropy:much", "'much' in 'cross_entropy:much'"),
+        ("cross_entropy:much", "'much' in loss='cross_entropy:much'"),
         ("cross_entropy:1.5", "label_smoothing=1.5"),
         ("squared:0.1", "takes no label smoothing"),
     ],

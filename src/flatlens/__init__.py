@@ -12,8 +12,10 @@ from flatlens.errors import FlatlensError
 if TYPE_CHECKING:
     from flatlens import figures, perturb
     from flatlens.algebra.traces import Estimate
+    from flatlens.comparison import Comparison, compare
     from flatlens.inequalities import Bounds, Inequality, bounds
-    from flatlens.measurement import Measurement, measure
+    from flatlens.measurement import Measurement
+    from flatlens.measuring import measure
     from flatlens.metrics import (
         adaptive_sharpness,
         input_invariant_mls,
@@ -40,6 +42,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Bounds",
+    "Comparison",
     "Estimate",
     "FlatlensError",
     "Inequality",
@@ -54,6 +57,7 @@ __all__ = [
     "adaptive_sharpness",
     "at",
     "bounds",
+    "compare",
     "every",
     "figures",
     "input_invariant_mls",
@@ -83,8 +87,10 @@ __all__ = [
 # and ``flatlens --help`` must not wait for it.
 _HOMES = {
     "algebra.traces": ("Estimate",),
+    "comparison": ("Comparison", "compare"),
     "inequalities": ("Bounds", "Inequality", "bounds"),
-    "measurement": ("Measurement", "measure"),
+    "measurement": ("Measurement",),
+    "measuring": ("measure",),
     "metrics": (
         *("sharpness", "sharpness_untied", "adaptive_sharpness", "matrix_normalized_sharpness"),
         *("mls", "nmls", "nmls_through", "weighted_nmls", "normalized_mls", "input_invariant_mls"),

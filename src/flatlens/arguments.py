@@ -1,29 +1,67 @@
-"""Checks of the arguments of public functions, each with one sentence that names the argument."""
+"""Checks of the arguments of public functions: a wrong type is refused in one sentence."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import numbers
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from flatlens.errors import FlatlensError
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def no_type_check(function: Function) -> Function:
-    """Exempt a public function from the type checks that the tests put around the package.
+def no_type_check(function: F) -> F:
+    """Exempt a public function from the type checker that the tests put around the package.
 
-    The function checks its arguments itself, and users read its own message. The import hook of
-    jaxtyping knows the decorator by this name. ``typing.no_type_check`` would also hide the
-    annotations from mypy.
-
-    >>> no_type_check(len) is len
-    True
+    The function checks its own arguments, and users see its sentence instead of the type checker's.
+    The checker looks for a decorator of this name. Unlike ``typing.no_type_check`` it leaves the
+    annotations to mypy and to editors.
     """
     return function
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Refuse a value that is not one of some words."""
+    if not isinstance(value, str) or value not in choices:
+        raise FlatlensError(
+            f"{name}={short_repr(value)} is unknown; use one of {', '.join(choices)}"
+        )
+
+
+def check_integer(name: str, value: Any, least: int | None = None) -> None:
+    """Refuse a value that is not an integer, or below ``least``; None is accepted."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise FlatlensError(f"{name}={short_repr(value)} is not an integer; give a whole number")
+    if least is not None and value < least:
+        raise FlatlensError(f"{name}={value} is too small; give {least} or more")
+
+
+def check_positive(name: str, value: Any, what: str) -> None:
+    """Refuse a value that is not a positive finite number; None is accepted."""
+    if value is None:
+        return
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value <= 0:
+        raise FlatlensError(f"{name}={short_repr(value)} is not {what}; give a number above 0")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Refuse a value that is not True or False."""
+    if not isinstance(value, bool):
+        raise FlatlensError(f"{name}={short_repr(value)} is not a flag; give True or False")
+
+
+def check_instance(name: str, value: Any, kind: type, advice: str) -> None:
+    """Refuse a value of another type, with advice on what to give."""
+    if not isinstance(value, kind):
+        given = "None" if value is None else f"a value of type {type(value).__name__}"
+        raise FlatlensError(f"{name} is {given}; {advice}")
 
 
 def whole_number(name: str, value: Any, least: int) -> int:

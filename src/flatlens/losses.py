@@ -24,14 +24,15 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from flatlens.errors import FlatlensError
+from flatlens.arguments import no_type_check
+from flatlens.errors import FlatlensError, first_line
 
 Outputs = Float[Tensor, "b N"]
 
 
 @dataclass(frozen=True)
 class Loss:
-    """One loss; ``get_loss`` finds it by name."""
+    """A loss per sample with a root of its Hessian; ``get_loss`` returns it by name."""
 
     name: str
     label_smoothing: float = 0.0
@@ -39,29 +40,37 @@ class Loss:
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
             raise FlatlensError(
-                f"label_smoothing={self.label_smoothing} is no share; give 0 or more, below 1"
+                f"label_smoothing={self.label_smoothing} is not a share; give 0 or more, below 1"
             )
 
     def __call__(self, f: Outputs, y: Any) -> Float[Tensor, " b"]:
-        """The loss of each sample."""
+        """Return the loss of each sample."""
         raise NotImplementedError
 
     def root(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N k"]:
-        """R with R R^T the Hessian of each sample's loss by its outputs."""
+        """Return R with R R^T = the Hessian of each sample's loss with respect to its outputs."""
         raise NotImplementedError
 
     def hessian(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N N"]:
-        """The Hessian of each sample's loss by its outputs."""
+        """Return the Hessian of each sample's loss with respect to its outputs."""
         R = self.root(f, y)
         return R @ R.mT
 
     def targets(self, y: Any, N: int, like: Outputs) -> Outputs:
-        """y as one value per output: class indices become one-hot, values stay as they are."""
+        """Return one target value per output: class indices become one-hot, values stay."""
         return targets(y, N, like)
 
 
 def targets(y: Any, N: int, like: Outputs) -> Outputs:
-    """One value per output, as ``like`` has them: integers are classes where N > 1.
+    """Return targets with one value per output; integers are classes where N > 1.
+
+    Args:
+        y: class indices, or one value per output.
+        N: number of outputs.
+        like: outputs [n, N], whose dtype and device the targets take.
+
+    Raises:
+        FlatlensError: if y does not have one target per sample, or a class that does not exist.
 
     >>> targets([1, 0], 2, torch.zeros(2, 2))
     tensor([[0., 1.],
@@ -90,7 +99,7 @@ def targets(y: Any, N: int, like: Outputs) -> Outputs:
 
 
 def as_tensor(y: Any, like: Tensor) -> Tensor:
-    """y as a tensor beside ``like``."""
+    """Return y as a tensor on the device of ``like``."""
     return (y.detach() if isinstance(y, Tensor) else torch.as_tensor(y)).to(like.device)
 
 
@@ -151,8 +160,11 @@ class CrossEntropy(Loss):
         return (-p.unsqueeze(2) * p.unsqueeze(1)).diagonal_scatter(p * rest, dim1=1, dim2=2)
 
     def _probabilities(self, f: Outputs) -> tuple[Outputs, Outputs]:
-        """p and 1 - p, which for the likeliest class may be far below the rounding of 1: there it
-        is the sum of the others."""
+        """Return p and 1 - p.
+
+        1 - p of the likeliest class may be far below the rounding of 1, so it is computed as the
+        sum of the other probabilities.
+        """
         p = f.detach().softmax(1)
         top = p.argmax(1, keepdim=True)
         return p, (1 - p).scatter(1, top, p.scatter(1, top, 0.0).sum(1, keepdim=True))
@@ -184,11 +196,11 @@ class BinaryCrossEntropy(Loss):
 
 @dataclass(frozen=True)
 class Custom(Loss):
-    """Any function of f [b, N] and y [b, ...] that gives [b] losses, or one number for the batch.
+    """Any function of f [b, N] and y [b, ...] that returns [b] losses, or one number for a batch.
 
-    Losses of samples are averaged over samples, each counted once. One number is asked for sample
-    by sample, so that a mean and a sum mean the same; it is refused where it is neither of them, as
-    with class weights, ignored targets, or samples that are compared with each other.
+    The losses are averaged over samples, each counted once. A function that returns one number is
+    called sample by sample, so that a mean and a sum give the same loss. It is refused if it is
+    neither a mean nor a sum, as with class weights, ignored targets or losses that compare samples.
     """
 
     function: Callable[[Tensor, Any], Tensor] = lambda f, y: f.new_zeros(len(f))
@@ -208,17 +220,26 @@ class Custom(Loss):
             return each
         shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise FlatlensError(
-            f"the loss gives {shape} for {len(f)} samples; return one loss a sample or their mean"
+            f"the loss returns {shape} for {len(f)} samples; return one loss per sample or the mean"
         )
 
     def _of(self, f: Tensor, y: Tensor) -> Any:
-        """What the function gives; a module's own tensors (class weights) in the precision of f."""
+        """Call the function, with a module's own tensors (class weights) in the precision of f."""
         if isinstance(self.function, nn.Module):
             own = {**dict(self.function.named_parameters()), **dict(self.function.named_buffers())}
             cast = {k: t.to(f) for k, t in own.items() if t.is_floating_point()}
             if any(cast[k] is not own[k] for k in cast):
-                return torch.func.functional_call(self.function, cast, (f, y))
-        return self.function(f, y)
+                return self._called(torch.func.functional_call, self.function, cast, (f, y))
+        return self._called(self.function, f, y)
+
+    def _called(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call the user's function; if it fails, say that it was the loss."""
+        try:
+            return function(*arguments)
+        except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
+            if isinstance(error, (FlatlensError, torch.OutOfMemoryError)):
+                raise
+            raise FlatlensError(f"the loss {self.name} fails: {first_line(error)}") from error
 
     def _each(self, f: Tensor, y: Tensor) -> Tensor:
         rows = [slice(i, i + 1) for i in range(len(f))]
@@ -226,7 +247,7 @@ class Custom(Loss):
 
     @torch.no_grad()
     def _check(self, f: Tensor, y: Tensor, whole: Tensor, each: Tensor) -> None:
-        """Refuses one number for samples that is neither their mean nor their sum, to rounding."""
+        """Refuse a number for a batch that is neither the mean nor the sum, up to rounding."""
         row = [f[:1], y[:1]]
         if [t.shape for t in self.earlier] == [t.shape for t in row]:
             row = [old.to(new) for old, new in zip(self.earlier, row, strict=True)]
@@ -238,7 +259,7 @@ class Custom(Loss):
         same = (whole == sums) | (whole.isnan() & sums.isnan()) | ((whole - sums).abs() <= room)
         if not bool(same.any()):
             raise FlatlensError(
-                "the loss gives one number for a batch that is neither the mean nor the sum over "
+                "the loss returns one number for a batch that is neither the mean nor the sum over "
                 'its samples (class weights, ignored targets?); give it with reduction="none", '
                 "whose values are averaged over all samples"
             )
@@ -246,15 +267,15 @@ class Custom(Loss):
 
     def hessian(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N N"]:
         y = as_tensor(y, f)
-        found = []
+        hessians = []
         with torch.enable_grad():
             for i in range(len(f)):
-                one = y[i : i + 1]
+                target = y[i : i + 1]
                 H = torch.autograd.functional.hessian(
-                    lambda v, one=one: self(v.unsqueeze(0), one).sum(), f[i].detach()
+                    lambda v, target=target: self(v.unsqueeze(0), target).sum(), f[i].detach()
                 )
-                found.append(H)
-        return torch.stack(found)
+                hessians.append(H)
+        return torch.stack(hessians)
 
     def root(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N k"]:
         values, vectors = torch.linalg.eigh(self.hessian(f.detach().double(), y).double())
@@ -276,8 +297,20 @@ LOSSES: dict[str, type[Loss]] = {
 }
 
 
+@no_type_check
 def get_loss(spec: str | Loss | Callable[..., Any], *, label_smoothing: float = 0.0) -> Loss:
-    """The loss of a name, of a name with its label smoothing, or of a function of (f, y).
+    """Return the loss with a name, or wrap a function as a loss.
+
+    Args:
+        spec: a name of the table above, a name with its label smoothing such as
+            "cross_entropy:0.1", a Loss, or a function of outputs [b, N] and targets.
+        label_smoothing: share of each target that is spread over all classes.
+
+    Returns:
+        The loss.
+
+    Raises:
+        FlatlensError: if the loss is unknown or takes no label smoothing.
 
     >>> get_loss("half_squared")(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2))
     tensor([12.5000])
@@ -287,6 +320,11 @@ def get_loss(spec: str | Loss | Callable[..., Any], *, label_smoothing: float = 
     if isinstance(spec, Loss):
         return spec
     if not isinstance(spec, str):
+        if not callable(spec):
+            raise FlatlensError(
+                f"loss is a value of type {type(spec).__name__}; give a name, one of "
+                f"{', '.join(LOSSES)}, or a function (f, y)"
+            )
         return Custom(getattr(spec, "__name__", type(spec).__name__), function=spec)
     name, colon, share = spec.partition(":")
     kind = LOSSES.get(name)
@@ -297,7 +335,9 @@ def get_loss(spec: str | Loss | Callable[..., Any], *, label_smoothing: float = 
     try:
         smoothing = float(share) if colon else label_smoothing
     except ValueError:
-        raise FlatlensError(f"{share!r} in {spec!r} is no label smoothing; give a number") from None
+        raise FlatlensError(
+            f"{share!r} in loss={spec!r} is not a label smoothing; give a number"
+        ) from None
     if smoothing and kind is Squared:
         raise FlatlensError(f"{name} takes no label smoothing; leave it out or at 0")
     return kind(name, smoothing)

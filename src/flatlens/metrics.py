@@ -1,8 +1,11 @@
-"""Probe -> number: every quantity of the paper that one pass gives.
+"""Quantities of the paper as functions of a probe.
 
-Each metric is a function of a Probe that returns the mean over samples; ``metric.samples(p)`` gives
-the values it averages. Volumes are products of min(N, M) singular values: where one of them is zero
-by the rank rule the volume is 0 and its logarithm -inf, never the product of the others.
+Each metric takes a Probe and returns the mean over samples; ``metric.samples(p)`` returns the
+values that it averages, and ``metric.needs`` names the columns of a probe that it reads. Volumes
+are products of min(N, M) singular values: where one of them is zero by the rank rule the volume is
+0 and its logarithm -inf, never the product of the others.
+
+To add a quantity, write its function here with the columns it needs, and add it to ``METRICS``.
 """
 
 from __future__ import annotations
@@ -14,24 +17,77 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from flatlens.arguments import check_instance, check_integer, no_type_check
 from flatlens.errors import FlatlensError
+from flatlens.per_sample import mean_over_users, norm_per_sample, root_mean_weighted, where_used
 from flatlens.probes import Array, InputProbe, LayerProbe, Probe
+
+# Columns of a probe. A pass may leave out those that no requested quantity needs.
+GRADIENTS = "gradients"  # ||grad_p f||_F^2 of every parameter and of every layer's weight
+ADAPTIVE = "adaptive"  # the same with each entry weighted by the parameter's square
+UNTIED = "untied"  # gradient norms with the weights untied per position
+INPUT_SPECTRUM = "input spectrum"  # singular values of df/dx
+INPUT_INVARIANT = "input invariant"  # sum_p x_p^2 ||df/dx_p||^2
+LAYER_SPECTRA = "layer spectra"  # singular values of A at every layer
+LAYER_SPECTRA_THROUGH = "layer spectra through"  # singular values of B at every layer
+OPERATOR_NORMS = "operator norms"  # ||W_l||
+COLUMNS = frozenset(
+    {
+        *(GRADIENTS, ADAPTIVE, UNTIED, INPUT_SPECTRUM, INPUT_INVARIANT),
+        *(LAYER_SPECTRA, LAYER_SPECTRA_THROUGH, OPERATOR_NORMS),
+    }
+)
+
+A_PROBE = "a Probe: give fl.probe(model, x), or m.probe of a measurement"
 
 
 class Metric:
-    """A mean over samples that also gives the samples."""
+    """A quantity that is a mean over samples and can also return the samples' values."""
 
-    def __init__(self, samples: Callable[..., Array]) -> None:
+    __name__: str
+
+    def __init__(self, samples: Callable[..., Array], needs: frozenset[str]) -> None:
         self.samples = samples
+        self.needs = needs
         functools.update_wrapper(self, samples)
 
+    @no_type_check
     def __call__(self, p: Probe, **options: Any) -> float:
+        """Return the mean over samples."""
+        check_instance("p", p, Probe, f"{self.__name__} takes {A_PROBE}")
         return float(self.samples(p, **options).mean())
 
 
-@Metric
+class Total:
+    """A quantity that is not a mean over samples."""
+
+    __name__: str
+
+    def __init__(self, function: Callable[[Probe], float], needs: frozenset[str]) -> None:
+        self.function = function
+        self.needs = needs
+        functools.update_wrapper(self, function)
+
+    @no_type_check
+    def __call__(self, p: Probe) -> float:
+        """Return the value."""
+        check_instance("p", p, Probe, f"{self.__name__} takes {A_PROBE}")
+        return self.function(p)
+
+
+def metric(*needs: str) -> Callable[[Callable[..., Array]], Metric]:
+    """Declare a function of a Probe that returns one value per sample as a metric."""
+    return lambda samples: Metric(samples, frozenset(needs))
+
+
+def total(*needs: str) -> Callable[[Callable[[Probe], float]], Total]:
+    """Declare a function of a Probe that returns one number as a quantity."""
+    return lambda function: Total(function, frozenset(needs))
+
+
+@metric(GRADIENTS)
 def sharpness(p: Probe) -> Float[Array, " n"]:
-    """S = (1/n) sum_i ||grad_theta f(x_i)||_F^2 over all trainable parameters, Eq. 3.
+    """Sharpness S = (1/n) sum_i ||grad_theta f(x_i)||_F^2 over all trainable parameters, Eq. 3.
 
     >>> import torch, flatlens as fl
     >>> net = torch.nn.Linear(3, 2).double()
@@ -41,19 +97,21 @@ def sharpness(p: Probe) -> Float[Array, " n"]:
     return np.sum([q.grad for q in p.parameters], axis=0) + np.zeros(p.n)
 
 
-@Metric
+@metric(UNTIED)
 def sharpness_untied(p: Probe) -> Float[Array, " n"]:
-    """S with the weights untied per position: sum_p ||J_p||^2 (||u_p||^2 + 1), theory 4.1.
+    """Sharpness of the measured layers with their weights untied per position.
+
+    The mean over samples of sum_l sum_p ||J_p||_F^2 (||u_p||^2 + 1), docs/theory.md section 4.1.
 
     >>> import torch, flatlens as fl
     >>> net = torch.nn.Conv1d(1, 1, 1, bias=False).double()
     >>> fl.sharpness_untied(fl.probe(net, torch.ones(1, 1, 5).double()))
     5.0
     """
-    return np.sum([q.untied + q.untied_bias for q in p.layers], axis=0)
+    return _over_layers(p, lambda q: q.untied + q.untied_bias)
 
 
-@Metric
+@metric(INPUT_SPECTRUM)
 def mls(p: Probe) -> Float[Array, " n"]:
     """Maximum local sensitivity: mean_i ||grad_x f(x_i)||_2, Def. 3.7.
 
@@ -66,9 +124,9 @@ def mls(p: Probe) -> Float[Array, " n"]:
     return p.input.singular[:, 0]
 
 
-@Metric
+@metric(LAYER_SPECTRA)
 def nmls(p: Probe) -> Float[Array, " n"]:
-    """Network MLS: the sum over measured layers of their MLS, Def. 3.9 (a sum, as in Eq. 12).
+    """Network maximum local sensitivity: the sum of MLS over measured layers, Def. 3.9.
 
     >>> import torch, flatlens as fl
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)).double()
@@ -76,12 +134,14 @@ def nmls(p: Probe) -> Float[Array, " n"]:
     >>> fl.nmls(fl.probe(net, torch.ones(1, 1).double()))  # 4 + 2
     6.0
     """
-    return np.sum([q.singular[:, 0] for q in p.layers], axis=0)
+    return _over_layers(p, lambda q: q.singular[:, 0])
 
 
-@Metric
+@metric(LAYER_SPECTRA_THROUGH)
 def nmls_through(p: Probe) -> Float[Array, " n"]:
-    """NMLS with the derivative through each layer alone (B in place of A), theory 1.
+    """Network maximum local sensitivity with the derivative through each layer alone.
+
+    B stands in place of A, docs/theory.md section 1.
 
     >>> import torch, flatlens as fl
     >>> class Skip(torch.nn.Linear):
@@ -92,11 +152,11 @@ def nmls_through(p: Probe) -> Float[Array, " n"]:
     >>> fl.nmls(p), fl.nmls_through(p)
     (3.0, 2.0)
     """
-    return np.sum([q.singular_through[:, 0] for q in p.layers], axis=0)
+    return _over_layers(p, lambda q: q.singular_through[:, 0])
 
 
 def log_products(singular: Float[Array, "n r"], top: int | None = None) -> Float[Array, " n"]:
-    """log of the product of the first ``top`` singular values of each sample (default: all)."""
+    """Return the log of the product of each sample's ``top`` largest singular values (or all)."""
     if top is not None and not 1 <= top <= singular.shape[1]:
         raise FlatlensError(
             f"top={top} singular values were asked for, but there are {singular.shape[1]}"
@@ -105,11 +165,19 @@ def log_products(singular: Float[Array, "n r"], top: int | None = None) -> Float
         return np.log(singular[:, :top]).sum(1)
 
 
-@Metric
+@metric(INPUT_SPECTRUM)
+@no_type_check
 def log_volume(p: Probe, top: int | None = None) -> Float[Array, " n"]:
-    """mean_i log dVol_i, the log of Eq. 7; ``top=3`` is what the authors plotted.
+    """Mean log volume, mean_i log dVol_i, the log of Eq. 7; ``top=3`` is what the authors plotted.
 
-    A sketched probe holds the first few singular values: without ``top`` it gives NaN.
+    A sketched probe holds the first few singular values only: without ``top`` the result is NaN.
+
+    Args:
+        p: what a pass saw.
+        top: take the product of so many of the largest singular values; default: all of them.
+
+    Raises:
+        FlatlensError: if there are fewer than ``top`` singular values.
 
     >>> import math, torch, flatlens as fl
     >>> net = torch.nn.Linear(2, 2, bias=False).double()
@@ -118,6 +186,7 @@ def log_volume(p: Probe, top: int | None = None) -> Float[Array, " n"]:
     >>> round(math.exp(fl.log_volume(p)), 9), round(math.exp(fl.log_volume(p, top=1)), 9)
     (6.0, 3.0)
     """
+    check_integer("top", top)
     singular = p.input.singular
     if top is not None and p.sketch is not None and p.sketch.converged:
         held = int((~np.isnan(singular)).any(0).sum())
@@ -129,9 +198,11 @@ def log_volume(p: Probe, top: int | None = None) -> Float[Array, " n"]:
     return log_products(singular, top)
 
 
-@Metric
+@metric(INPUT_SPECTRUM)
 def log_volume_top3(p: Probe) -> Float[Array, " n"]:
-    """The same of the three largest singular values (or all, if fewer), as the authors plot it.
+    """Mean log volume of the three largest singular values (all of them, if there are fewer).
+
+    The authors plot this form.
 
     >>> import math, torch, flatlens as fl
     >>> net = torch.nn.Linear(4, 4, bias=False).double()
@@ -142,7 +213,7 @@ def log_volume_top3(p: Probe) -> Float[Array, " n"]:
     return log_products(p.input.singular, min(3, p.input.singular.shape[1]))
 
 
-@Metric
+@metric(INPUT_SPECTRUM)
 def volume(p: Probe) -> Float[Array, " n"]:
     """Mean local volumetric ratio, mean_i dVol_i, Def. 3.3.
 
@@ -155,7 +226,7 @@ def volume(p: Probe) -> Float[Array, " n"]:
     return np.exp(log_products(p.input.singular))
 
 
-@Metric
+@metric(LAYER_SPECTRA)
 def network_volume(p: Probe) -> Float[Array, " n"]:
     """Network volumetric ratio: the sum over layers of their mean dVol, Def. 3.5.
 
@@ -165,18 +236,18 @@ def network_volume(p: Probe) -> Float[Array, " n"]:
     >>> round(fl.network_volume(fl.probe(net, torch.ones(1, 1).double())), 9)
     6.0
     """
-    return np.sum([np.exp(log_products(q.singular)) for q in p.layers], axis=0)
+    return _over_layers(p, lambda q: np.exp(log_products(q.singular)))
 
 
 def participation(singular: Float[Array, "n r"]) -> Float[Array, " n"]:
-    """(sum s^2)^2 / sum s^4, and 0 where there is no direction at all."""
+    """Return (sum s^2)^2 / sum s^4 per sample, and 0 where all singular values are 0."""
     top = singular[:, :1]
     relative = np.divide(singular, top, out=np.zeros_like(singular), where=top > 0) ** 2
     fourth = (relative**2).sum(1)
     return np.divide(relative.sum(1) ** 2, fourth, out=np.zeros(len(singular)), where=fourth > 0)
 
 
-@Metric
+@metric(INPUT_SPECTRUM)
 def local_dimension(p: Probe) -> Float[Array, " n"]:
     """Mean participation ratio of the output's local covariance, Eq. 15.
 
@@ -190,13 +261,13 @@ def local_dimension(p: Probe) -> Float[Array, " n"]:
 
 
 def dimension(part: InputProbe | LayerProbe) -> Float[Array, " n"]:
-    """The participation ratio, or its estimate."""
+    """Return the participation ratio of each sample, or its estimate in a sketch."""
     return participation(part.singular) if part.dimension is None else part.dimension
 
 
-@Metric
+@metric(INPUT_SPECTRUM)
 def normalized_mls(p: Probe) -> Float[Array, " n"]:
-    """(1/n) sum_i ||x_i||^2 ||grad_x f||_2^2, Def. F.1.
+    """Normalised maximum local sensitivity, (1/n) sum_i ||x_i||^2 ||grad_x f||_2^2, Def. F.1.
 
     >>> import torch, flatlens as fl
     >>> net = torch.nn.Linear(1, 1).double()
@@ -207,9 +278,9 @@ def normalized_mls(p: Probe) -> Float[Array, " n"]:
     return p.input.x_norm**2 * p.input.singular[:, 0] ** 2
 
 
-@Metric
+@metric(INPUT_INVARIANT)
 def input_invariant_mls(p: Probe) -> Float[Array, " n"]:
-    """(1/n) sum_i sum_p x_p^2 ||df/dx_p||^2, Def. E.3.
+    """Input-invariant sensitivity, (1/n) sum_i sum_p x_p^2 ||df/dx_p||^2, Def. E.3.
 
     >>> import torch, flatlens as fl
     >>> net = torch.nn.Linear(2, 1).double()
@@ -220,9 +291,11 @@ def input_invariant_mls(p: Probe) -> Float[Array, " n"]:
     return p.input.invariant
 
 
-@Metric
+@metric(ADAPTIVE)
 def adaptive_sharpness(p: Probe) -> Float[Array, " n"]:
-    """(1/n) sum_i sum_j theta_j^2 ||df/dtheta_j||^2: the Gauss-Newton form, Eq. 41.
+    """Adaptive sharpness, (1/n) sum_i sum_j theta_j^2 ||df/dtheta_j||^2, Eq. 41.
+
+    This is the Gauss-Newton form.
 
     >>> import torch, flatlens as fl
     >>> net = torch.nn.Linear(1, 1).double()
@@ -234,13 +307,14 @@ def adaptive_sharpness(p: Probe) -> Float[Array, " n"]:
 
 
 def harmonic_norm(layer: LayerProbe) -> float:
-    """xbar_l = (mean_i 1/||x_i^l||^2)^(-1/2), Eq. 34; 0 where some input is zero."""
+    """Return xbar_l = (mean_i 1/||x_i^l||^2)^(-1/2), Eq. 34; 0 where some input is zero."""
     with np.errstate(divide="ignore", over="ignore"):
-        return float(np.mean(layer.x_norm**-2.0) ** -0.5)
+        return float(np.mean(where_used(layer, layer.x_norm**-2.0)) ** -0.5)
 
 
+@total(LAYER_SPECTRA)
 def weighted_nmls(p: Probe) -> float:
-    """sum_l xbar_l MLS_l, left-hand side of Eq. 35.
+    """Weighted network sensitivity, sum_l xbar_l MLS_l: the left-hand side of Eq. 35.
 
     >>> import torch, flatlens as fl
     >>> net = torch.nn.Linear(1, 1).double()
@@ -248,11 +322,14 @@ def weighted_nmls(p: Probe) -> float:
     >>> round(fl.weighted_nmls(fl.probe(net, torch.full((1, 1), 2.0).double())), 9)
     6.0
     """
-    return float(sum(harmonic_norm(q) * q.singular[:, 0].mean() for q in p.layers))
+    return float(sum(harmonic_norm(q) * where_used(q, q.singular[:, 0]).mean() for q in p.layers))
 
 
+@total(GRADIENTS, OPERATOR_NORMS)
 def matrix_normalized_sharpness(p: Probe) -> float:
-    """sum_l ||W_l|| sqrt(mean_i ||grad_{W_l} f||_F^2), right-hand side of Eq. 35.
+    """Matrix-normalised sharpness, sum_l sqrt(mean_i ||W_il||^2 ||grad_{W_l} f||_F^2).
+
+    It is the right-hand side of Eq. 35.
 
     >>> import torch, flatlens as fl
     >>> net = torch.nn.Linear(1, 1).double()
@@ -260,10 +337,12 @@ def matrix_normalized_sharpness(p: Probe) -> float:
     >>> round(fl.matrix_normalized_sharpness(fl.probe(net, torch.full((1, 1), 2.0).double())), 9)
     6.0
     """
-    return float(sum(q.norm * np.sqrt(q.grad_weight.mean()) for q in p.layers))
+    return float(
+        sum(root_mean_weighted(norm_per_sample(q), where_used(q, q.grad_weight)) for q in p.layers)
+    )
 
 
-METRICS: dict[str, Callable[..., float]] = {
+METRICS: dict[str, Metric | Total] = {
     "sharpness": sharpness,
     "sharpness_untied": sharpness_untied,
     "adaptive_sharpness": adaptive_sharpness,
@@ -282,28 +361,42 @@ METRICS: dict[str, Callable[..., float]] = {
 }
 
 
-def calls(p: Probe, layer: LayerProbe) -> list[LayerProbe]:
-    """The calls whose positions ``grad_weight`` adds up; none where that is not known.
+# What a person looks at first, and what loggers get; two of them are inequalities.
+HEADLINE = (
+    *("sharpness", "mls", "nmls", "log_volume", "local_dimension", "normalized_mls"),
+    *("eq11", "eq12"),
+)
 
-    A parameter that several calls use has one gradient, in which they may cancel. What it gets from
-    uses that are no calls, or from calls that read it in unlike ways, cannot be told apart.
+
+def _over_layers(p: Probe, column: Callable[[LayerProbe], Array]) -> Float[Array, " n"]:
+    """Sum a column over the layers that each sample uses."""
+    return np.sum([where_used(q, column(q)) for q in p.layers], axis=0) + np.zeros(p.n)
+
+
+def calls_that_share_the_gradient(p: Probe, layer: LayerProbe) -> list[LayerProbe]:
+    """Return the calls whose positions add up to a layer's ``grad_weight``.
+
+    A parameter that several calls use has one gradient, in which they may cancel. The list is empty
+    where the parameter also has uses that are not calls, or where calls read it in different ways:
+    then the gradient cannot be split.
     """
     if layer.weight is None:  # computed: a weight of this call alone
         return [layer]
     path = next(q.path for q in p.parameters if q.name == layer.weight)
-    found = [q for q in p.layers if q.weight == layer.weight]
-    return [] if path == "slow" or (path == "frozen" and len(found) > 1) else found
+    calls = [q for q in p.layers if q.weight == layer.weight]
+    return [] if path == "slow" or (path == "frozen" and len(calls) > 1) else calls
 
 
 def layer_row(p: Probe, layer: LayerProbe) -> dict[str, Any]:
-    """One layer's numbers, means over samples, as a row of a table.
+    """Return one layer's numbers as a row of ``m.layers``; means over the samples that use it.
 
     ``sharpness`` and ``adaptive_sharpness`` are those of the layer's parameters, all uses together:
     rows that share a parameter repeat its share of S and do not add up. So is ``sharing_ratio``,
-    with the positions of all calls; NaN where the parameter has uses that are no such calls.
+    with the positions of all calls; NaN where the parameter has uses that are not such calls.
     """
-    tied = layer.grad_weight.mean()
-    untied = sum(float(q.untied.mean()) for q in calls(p, layer))
+    mean = functools.partial(mean_over_users, layer)
+    tied = mean(layer.grad_weight)
+    untied = sum(mean_over_users(q, q.untied) for q in calls_that_share_the_gradient(p, layer))
     return {
         "name": layer.name,
         "kind": layer.kind,
@@ -311,22 +404,25 @@ def layer_row(p: Probe, layer: LayerProbe) -> dict[str, Any]:
         "positions": layer.positions,
         "in_features": layer.in_features,
         "out_features": layer.out_features,
-        "norm": layer.norm,
-        "x_norm": float(layer.x_norm.mean()),
-        "mls": float(layer.singular[:, 0].mean()),
-        "mls_through": float(layer.singular_through[:, 0].mean()),
-        "log_volume": float(log_products(layer.singular).mean()),
-        "local_dimension": float(dimension(layer).mean()),
-        "sharpness": float(tied + layer.grad_bias.mean()),
-        "adaptive_sharpness": float(layer.adaptive.mean()),
-        "sharpness_untied": float(layer.untied.mean() + layer.untied_bias.mean()),
-        "sharing_ratio": float(tied / untied) if untied > 0 else float("nan"),
+        "norm": mean_norm(layer),
+        "x_norm": mean(layer.x_norm),
+        "mls": mean(layer.singular[:, 0]),
+        "mls_through": mean(layer.singular_through[:, 0]),
+        "log_volume": mean(log_products(layer.singular)),
+        "local_dimension": mean(dimension(layer)),
+        "sharpness": tied + mean(layer.grad_bias),
+        "adaptive_sharpness": mean(layer.adaptive),
+        "sharpness_untied": mean(layer.untied) + mean(layer.untied_bias),
+        "sharing_ratio": tied / untied if untied > 0 else float("nan"),
         "bypass": float(layer.bypass.max()),
     }
 
 
-# The named set "headline": the quantities and inequalities to look at first.
-HEADLINE = (
-    *("sharpness", "mls", "nmls", "log_volume", "local_dimension", "normalized_mls"),
-    *("eq11", "eq12"),
-)
+def mean_norm(layer: LayerProbe) -> float:
+    """Return mean_i ||W_il|| over the samples that use the layer.
+
+    The largest norm is taken out of the mean, so that equal norms give exactly that norm.
+    """
+    norms = norm_per_sample(layer)
+    largest = float(norms.max())
+    return largest * mean_over_users(layer, norms / largest) if largest > 0 else 0.0

@@ -733,15 +733,15 @@ def test_asked_for_more_directions_than_outputs_it_is_exact():
     ("options", "says"),
     [
         ({"directions": 1}, "directions=1 give no standard error; use 2 or more"),
-        ({"rtol": 0.0}, "rtol=0.0 is no relative error; give a positive number"),
-        ({"rtol": float("nan")}, "rtol=nan is no relative error"),
+        ({"rtol": 0.0}, "rtol=0.0 is not a relative standard error; give a number"),
+        ({"rtol": float("nan")}, "rtol=nan is not a relative standard error"),
         ({"method": "exactly"}, "method='exactly' is unknown; use one of auto, exact, sketch"),
-        ({"method": "exact", "rtol": 0.1}, "rtol is of estimates; leave it out, or use method="),
-        ({"budget": 3.0}, 'a budget chooses the method; leave it out with method="sketch"'),
+        ({"method": "exact", "rtol": 0.1}, "rtol is for estimates; leave it out, or use method="),
+        ({"budget": 3.0}, 'budget chooses the method; leave it out with method="sketch"'),
         ({"method": "exact", "budget": 3.0}, 'leave it out with method="exact"'),
-        ({"method": "auto", "budget": 0.0}, "budget=0.0 is no time to spend; give seconds above 0"),
-        ({"method": "auto", "budget": -1.0}, "budget=-1.0 is no time"),
-        ({"method": "auto", "budget": float("nan")}, "budget=nan is no time"),
+        ({"method": "auto", "budget": 0.0}, "budget=0.0 is not a number of seconds; give a number"),
+        ({"method": "auto", "budget": -1.0}, "budget=-1.0 is not a number of seconds"),
+        ({"method": "auto", "budget": float("nan")}, "budget=nan is not a number of seconds"),
     ],
 )
 def test_wrong_options_are_refused_in_one_sentence(options, says):

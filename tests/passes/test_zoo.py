@@ -14,7 +14,7 @@ from traps import UNEVEN, ZOO
 import flatlens as fl
 from flatlens import tuning
 from flatlens.algebra.operator_norms import norm_by_products
-from flatlens.inequalities.table import NOT_ADAPTIVE
+from flatlens.inequalities.verdicts import NOT_ADAPTIVE
 from flatlens.metrics import METRICS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch about even kernels
@@ -624,8 +624,8 @@ def test_a_measurement_can_be_read_in_every_form():
     assert record["log_volume"] == -math.inf
     assert m.to_pandas().shape == (1, len(record))
     assert json.loads(m.to_json(), parse_constant=pytest.fail)["coverage"] == m.coverage
-    assert all(metric in str(m) for metric in truth("plain_mlp").metrics())
-    assert all(name in str(m) for name in m.layers["name"])
+    assert all(metric in m.table() for metric in truth("plain_mlp").metrics())
+    assert all(name in m.table() for name in m.layers["name"])
 
 
 def test_loss_and_accuracy():

@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     pytest.importorskip("timm", reason="timm is not installed (pip install flatlens[zoo])")
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 
-from flatlens.passes.exact import COUPLED  # noqa: E402
+from flatlens.capture.inputs import COUPLED  # noqa: E402
 from flatlens.runs import Run  # noqa: E402
 from flatlens.training import sweep  # noqa: E402
 from flatlens.training.sweep import Engine, Outcome  # noqa: E402

@@ -22,7 +22,7 @@ from flatlens.probes import Array
 
 @dataclass(frozen=True)
 class Minimum:
-    """The minimum of Eq. 36 and where it is: s^2 and t^2 (0 for what dropped out)."""
+    """The minimum of Eq. 36, and the s^2 and t^2 where it is taken (0 for what dropped out)."""
 
     value: float
     row: Float[Array, " o"]
@@ -32,7 +32,19 @@ class Minimum:
 def minimise(
     H: Float[Array, "o i"], W: Float[Array, "o i"], lam: float = 1.0, steps: int = 10_000
 ) -> Minimum:
-    """Alternate the closed forms until the value stands still to twelve digits.
+    """Minimise Eq. 36 by alternating its closed forms until the value is stable to 12 digits.
+
+    Args:
+        H: curvature of each entry, not negative.
+        W: the weight.
+        lam: lambda of Eq. 36.
+        steps: most steps to take.
+
+    Returns:
+        The minimum and the scales of rows and columns.
+
+    Raises:
+        FlatlensError: if an entry of H is negative; then there is no minimum.
 
     >>> minimise(np.array([[4.0]]), np.array([[3.0]])).value  # sqrt(H) |W| / lambda
     6.0
@@ -41,37 +53,38 @@ def minimise(
         raise FlatlensError("Eq. 36 has no minimum with negative curvature; give H >= 0")
     C = (W / (2 * lam)) ** 2
     # A row whose curvature or weight is all zero sends its scale to infinity or zero at no cost.
-    rows, columns = np.ones(len(H), bool), np.ones(H.shape[1], bool)
+    used_rows, used_columns = np.ones(len(H), bool), np.ones(H.shape[1], bool)
     for _ in range(sum(H.shape)):
-        before = rows.sum() + columns.sum()
-        rows &= (H @ columns > 0) & (C @ columns > 0)
-        columns &= (rows @ H > 0) & (rows @ C > 0)
-        if rows.sum() + columns.sum() in (before, sum(H.shape)):
+        before = used_rows.sum() + used_columns.sum()
+        used_rows &= (H @ used_columns > 0) & (C @ used_columns > 0)
+        used_columns &= (used_rows @ H > 0) & (used_rows @ C > 0)
+        if used_rows.sum() + used_columns.sum() in (before, sum(H.shape)):
             break
-    if not rows.any() or not columns.any():
+    if not used_rows.any() or not used_columns.any():
         return Minimum(0.0, np.zeros(len(H)), np.zeros(H.shape[1]))
-    kept = torch.from_numpy(rows), torch.from_numpy(columns)
-    return _alternate(torch.from_numpy(H), torch.from_numpy(C), *kept, steps)
+    used = torch.from_numpy(used_rows), torch.from_numpy(used_columns)
+    return _alternate(torch.from_numpy(H), torch.from_numpy(C), *used, steps)
 
 
 def _alternate(
     H: Float[Tensor, "k j"],
     C: Float[Tensor, "k j"],
-    rows: Bool[Tensor, " k"],
-    columns: Bool[Tensor, " j"],
+    used_rows: Bool[Tensor, " k"],
+    used_columns: Bool[Tensor, " j"],
     steps: int,
 ) -> Minimum:
-    t, value = columns.to(H), float("inf")
+    """Alternate between the best s^2 for given t^2 and the best t^2 for given s^2."""
+    t, value = used_columns.to(H), float("inf")
     for _ in range(steps):
-        s = torch.where(rows, ((C @ _inverse(t)) / (H @ t)).sqrt(), 0.0)
+        s = torch.where(used_rows, ((C @ _inverse(t)) / (H @ t)).sqrt(), 0.0)
         P, R = s @ H, _inverse(s) @ C
-        t = torch.where(columns, (R / P).sqrt(), 0.0)
-        last, value = value, float(2 * (P * R).sqrt() @ columns.to(H))
+        t = torch.where(used_columns, (R / P).sqrt(), 0.0)
+        last, value = value, float(2 * (P * R).sqrt() @ used_columns.to(H))
         if last - value <= 1e-13 * value:
             break
     return Minimum(value, s.numpy(), t.numpy())
 
 
 def _inverse(scale: Tensor) -> Tensor:
-    """1 / scale, and 0 for what dropped out."""
+    """Return 1 / scale, and 0 for what dropped out."""
     return torch.where(scale > 0, 1 / scale, 0.0)

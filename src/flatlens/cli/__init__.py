@@ -198,7 +198,7 @@ def train(
     as_json
         Print the last record as one JSON object instead of a table.
     """
-    from flatlens.measurement import columns, number
+    from flatlens.printing import columns, number
     from flatlens.training.config import Config, read_toml
     from flatlens.training.train import train
 
@@ -269,7 +269,7 @@ def sweep(
     as_json
         Print one JSON object with the last record of every run instead of a table.
     """
-    from flatlens.measurement import columns, number
+    from flatlens.printing import columns, number
     from flatlens.training.sweep import SweepError, read_sweep, sweep
 
     sys.path.insert(0, str(Path.cwd()))
@@ -353,7 +353,7 @@ def reproduce(
     show
         List the recipes with the time that each would take on this machine.
     """
-    from flatlens.measurement import columns
+    from flatlens.printing import columns
     from flatlens.reproduction import reproduce as module
     from flatlens.reproduction.timing import listing
 
@@ -455,7 +455,7 @@ def zoo(
     from flatlens.figures import save
     from flatlens.figures import zoo as draw
     from flatlens.figures.zoo import FEWEST, claims
-    from flatlens.measurement import columns
+    from flatlens.printing import columns
     from flatlens.zoo import zoo as module
 
     source = str(weights) if weights else "pretrained" if pretrained else "random"

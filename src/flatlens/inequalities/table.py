@@ -1,565 +1,465 @@
-"""Probe -> inequalities: both sides, the slack, and a verdict that is earned.
+"""The table of inequalities between flatness and compression, one row each.
 
-Each row of ``docs/theory.md`` is one :class:`Inequality`. Its verdict is "theorem" where every
-condition of the proof was seen to hold in the pass (positions, uses of a parameter in the autograd
-graph, ||A - B||), "observation" where the paper states it for such a network but it can fail, and
-"not applicable" where the network has no such layer. A theorem that fails is a bug of ours.
+The rows stand in the order of ``docs/theory.md``. To add an inequality, write its two sides as
+functions of a :class:`Network` and add a row; nothing else changes.
 
-Notation: W_l weight of layer l, x_il its input, w_il = ||grad_{W_l} f(x_i)||_F^2, S the sharpness.
-Volumes are compared in logarithms. A norm that took an iteration enters as its upper end.
+Notation: W_il is the weight that sample i used in layer l, x_il the input of that layer, w_il =
+||grad_{W_l} f(x_i)||_F^2, S the sharpness, A and B the derivatives of the output with respect to
+x_il in total and through the layer alone. Volumes are compared as logarithms. A norm that took an
+iteration enters a right-hand side as its certified upper end. A sample that does not use a layer
+adds 0 to both sides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
-from flatlens.algebra.scaling import minimise
+from flatlens.arguments import check_flag, check_instance, no_type_check
 from flatlens.errors import FlatlensError
+from flatlens.inequalities.arithmetic import (
+    infinite_if_unknown,
+    log,
+    log_mean_exp,
+    log_sum_exp,
+    product,
+    quotient,
+)
+from flatlens.inequalities.conditions import (
+    PAPER,
+    PAPER_AT_THE_INPUT,
+    certificate,
+    why_not_counted,
+    why_not_dense,
+    why_not_leaf,
+    why_read_beside,
+)
+from flatlens.inequalities.network import Network, ratios
+from flatlens.inequalities.verdicts import NO_FIRST_LAYER, Bounds, Row, all_layers, judge
 from flatlens.metrics import (
+    A_PROBE,
+    COLUMNS,
     adaptive_sharpness,
-    calls,
     input_invariant_mls,
     log_products,
     matrix_normalized_sharpness,
     mls,
     nmls,
     nmls_through,
-    sharpness,
     sharpness_untied,
     weighted_nmls,
 )
-from flatlens.probes import Array, LayerProbe, Probe, Sketch
-
-Verdict = Literal["theorem", "observation", "not applicable"]
-
-
-@dataclass(frozen=True)
-class Inequality:
-    """lhs <= rhs, and whether that is proven for this network.
-
-    ``slack`` is rhs / lhs. For volumes ``log_lhs`` and ``log_rhs`` are what was compared; the plain
-    sides may be 0 or inf. For ``log_volume`` both sides are logarithms, the slack exp(rhs - lhs).
-    """
-
-    name: str
-    equation: str
-    lhs: float
-    rhs: float
-    slack: float
-    holds: bool
-    verdict: Verdict
-    why: str
-    log_lhs: float | None = None
-    log_rhs: float | None = None
+from flatlens.per_sample import upper_norm_per_sample, used_by, where_used
+from flatlens.probes import Array, LayerProbe, Probe
 
 
-class Bounds(tuple[Inequality, ...]):
-    """All inequalities of one network, in the order of ``docs/theory.md``; by name or by place."""
-
-    def __getitem__(self, key: Any) -> Any:
-        if not isinstance(key, str):
-            return super().__getitem__(key)
-        for row in self:
-            if row.name == key:
-                return row
-        raise KeyError(f"no inequality {key!r}; there are {', '.join(row.name for row in self)}")
-
-
+@no_type_check
 def bounds(p: Probe, *, exact: bool = False) -> Bounds:
-    """Every inequality between compression and sharpness, for this network.
+    """Compute every inequality between compression and sharpness for one network.
 
-    ``exact=True`` takes ||D^-1 C||_2 itself in ``eq12_untied`` in place of its cheap bound; the
-    probe must have been made with ``exact_untied=True``.
+    Args:
+        p: what a pass saw, from ``probe``, ``sketch`` or ``measure(...).probe``.
+        exact: take ||D^-1 C||_2 itself in ``eq12_untied`` instead of its cheap bound. The probe
+            must come from ``probe(..., exact_untied=True)``.
+
+    Returns:
+        All rows of the table in docs/theory.md, section 2: both sides, the slack, the verdict and
+        its reason; by name or by place.
+
+    Raises:
+        FlatlensError: if an argument is wrong, or if ``exact`` is set and the probe does not have
+            the exact norms.
 
     Example:
         >>> import torch, flatlens as fl
         >>> net = torch.nn.Linear(3, 2, bias=False).double()
-        >>> row = fl.bounds(fl.probe(net, torch.ones(1, 3).double()))["eq11"]
-        >>> row.verdict, row.holds
+        >>> inequality = fl.bounds(fl.probe(net, torch.ones(1, 3).double()))["eq11"]
+        >>> inequality.verdict, inequality.holds
         ('theorem', True)
     """
-    return Bounds(Rows(p, exact).all())
+    check_instance("p", p, Probe, f"bounds takes {A_PROBE}")
+    check_flag("exact", exact)
+    return bounds_named(p, None, exact)
 
 
-# -- conditions, each decided from what the pass saw ---------------------------------------------
+def bounds_named(p: Probe, names: Sequence[str] | None, exact: bool = False) -> Bounds:
+    """Compute the inequalities with these names, or all where ``names`` is None."""
+    network = Network.of(p, exact)
+    return Bounds(judge(row, network) for row in TABLE if names is None or row.name in names)
 
 
-def why_not_dense(p: Probe, layer: LayerProbe) -> str | None:
-    """Why z = W x + b is not all there is to a layer, or None."""
-    if layer.positions > 1:
-        return f"{layer.name} shares its weights over {layer.positions} positions"
-    if layer.groups > 1:
-        return f"{layer.name} has {layer.groups} groups that each read a part of its input"
-    if layer.fewest == 0:
-        return f"{layer.name} does not read all of its input"
-    if layer.kappa > 1:
-        return f"{layer.name} reads an entry of its input {layer.kappa} times"
-    return None
+# -- volumes: Eqs. 6, 8, 9, 10 and the one without n ----------------------------------------------
 
 
-def why_not_counted(p: Probe, layer: LayerProbe) -> str | None:
-    """Why the gradient of a layer's weight is no part of S, or None."""
-    if layer.weight is None:
-        return f"the weight of {layer.name} is computed, not a parameter itself"
-    if _path(p, layer.weight) == "frozen":
-        return f"{layer.weight} is frozen"
-    return None
+def lhs_eq6(net: Network) -> float:
+    """mean_i sigma_1(A_i)^2."""
+    return float((net.p.input.singular[:, 0] ** 2).mean())
 
 
-def why_not_leaf(p: Probe, layer: LayerProbe) -> str | None:
-    """Why a layer's weight is not a trainable parameter used exactly once, or None."""
-    if why := why_not_counted(p, layer):
-        return why
-    count = sum(other.weight == layer.weight for other in p.layers)
-    if count > 1:
-        return f"{layer.weight} is used {count} times"
-    if _path(p, layer.weight) != "layer":
-        return f"{layer.weight} is also used outside of {layer.name}"
-    return None
+def rhs_eq6(net: Network) -> float:
+    """max_i ||W_i1||^2 / x_i1^2, times S."""
+    return product(net.first_ratios().max(), net.S)
 
 
-def why_bypassed(p: Probe, layer: LayerProbe) -> str | None:
-    """Why A is not B: something beside the layer reads its input, or None."""
-    if layer.bypass.max() > certificate(p):
-        return f"{layer.name}: its input is also read elsewhere (a skip or another branch)"
-    return None
+def log_mean_volume(net: Network) -> float:
+    """log mean_i dVol_i."""
+    return log_mean_exp(log_products(net.p.input.singular))
 
 
-def certificate(p: Probe) -> float:
-    """What may pass for zero, well below the tolerance of a comparison: no theorem fails by it."""
-    return 1e-12 if p.dtype == torch.float64 else 1e-7
+def rhs_eq8(net: Network) -> float:
+    """log mean_i (||A_i||_F^2 / r)^(r/2)."""
+    s = net.p.input.singular
+    r = s.shape[1]
+    return log_mean_exp(r / 2 * log((s**2).sum(1) / r))
 
 
-def _path(p: Probe, name: str | None) -> str:
-    return next(q.path for q in p.parameters if q.name == name)
+def log_eq9(net: Network, ratio: Array, r: int) -> float:
+    """log of (1/n) sqrt(sum ratio^r) (nS/r)^(r/2), where ratio = (||W||/x)^2 over all terms."""
+    n = net.p.n
+    total = log_mean_exp(r * log(ratio)) + np.log(len(ratio))
+    with np.errstate(invalid="ignore"):
+        return infinite_if_unknown(float(-np.log(n) + total / 2 + r / 2 * log(n * net.S / r)))
 
 
-Condition = Callable[[Probe, LayerProbe], str | None]
-PAPER: tuple[Condition, ...] = (why_not_dense, why_not_leaf, why_bypassed)
+def rhs_eq9(net: Network) -> float:
+    """The form of Eq. 9 with the first layer's ratios and r = min(N, M)."""
+    return log_eq9(net, net.first_ratios(), net.p.input.singular.shape[1])
 
 
-# -- the rows ------------------------------------------------------------------------------------
+def lhs_eq10(net: Network) -> float:
+    """log sum_l mean_i dVol_il."""
+    volumes = [where_used(q, log_products(q.singular), -np.inf) for q in net.p.layers]
+    return log_sum_exp([log_mean_exp(v) for v in volumes])
 
 
-class Rows:
-    """Both sides of every inequality."""
+def rhs_eq10(net: Network) -> float:
+    """The form of Eq. 9 over all layers at once; summed layer by layer where their r_l differ."""
+    ratio = [ratios(q) for q in net.p.layers]
+    ranks = [q.singular.shape[1] for q in net.p.layers]
+    if len(set(ranks)) == 1:
+        return log_eq9(net, np.concatenate(ratio), ranks[0])
+    return log_sum_exp([log_eq9(net, a, r) for a, r in zip(ratio, ranks, strict=True)])
 
-    def __init__(self, p: Probe, exact: bool) -> None:
-        self.p, self.exact = p, exact
-        self.tolerance = 1e-9 if p.dtype == torch.float64 else 1e-4
-        self.S = sharpness(p)
-        if p.sketch is not None:
-            room = student(p.sketch.directions - 1) * relative_error(p, p.sketch)
-            self.tolerance += (1 + room) ** 2 - 1  # a side may be the square of what is known
-        found = [q for q in p.layers if q.reads_input]
-        self.first = found[0] if found else None
 
-    def all(self) -> Iterator[Inequality]:
-        """In the order of the table."""
-        yield self.eq6()
-        yield self.eq8()
-        yield self.eq9()
-        yield self.eq10()
-        yield self.eq11("eq11", "Eq. 11", bias=False)
-        yield self.eq11("eq11_bias", "Eq. 11 with biases", bias=True)
-        yield from self.eq48()
-        yield self.eq12("eq12", "Eq. 12", bias=False)
-        yield self.eq12("eq12_bias", "Eq. 12 with biases", bias=True)
-        yield self.eq12_untied()
-        yield self.eq12_tied_rank()
-        yield self.eq17()
-        yield self.eq17_telescoped()
-        yield self.eq35()
-        yield self.eq37()
-        yield self.eq44()
-        yield self.eq44_shared()
-        yield self.log_volume()
+def lhs_log_volume(net: Network) -> float:
+    """mean_i log dVol_i."""
+    return float(log_products(net.p.input.singular).mean())
 
-    # verdicts
 
-    def first_reason(self, *conditions: Condition) -> str | None:
-        """The first condition that the first layer breaks."""
-        assert self.first is not None
-        p, first = self.p, self.first
-        if first.beside.max() > certificate(p):
-            return f"the network's input is also read beside {first.name}"
-        return next((why for c in conditions if (why := c(p, first))), None)
+def rhs_log_volume(net: Network) -> float:
+    """(r/2) log(S/r) + r mean_i log(||W_i1|| / x_i1), with x^2 + 1 where a bias counts."""
+    r = net.p.input.singular.shape[1]
+    logs = log(net.first_ratios(bias=True)) / 2
+    with np.errstate(invalid="ignore"):
+        return infinite_if_unknown(r / 2 * float(log(net.S / r)) + r * float(logs.mean()))
 
-    def all_reason(self, *conditions: Condition) -> str | None:
-        """The first layer and condition that is broken, in the order of the layers."""
-        return next((why for q in self.p.layers for c in conditions if (why := c(self.p, q))), None)
 
-    def row(
-        self,
-        name: str,
-        equation: str,
-        lhs: float,
-        rhs: float,
-        reason: str | None,
-        proven: str,
-        scale: float = 0.0,
-    ) -> Inequality:
-        """lhs <= rhs in plain numbers; a lhs that is a difference has rounding of its ``scale``."""
-        if np.isnan(lhs) or np.isnan(rhs):
-            why = NOT_ADAPTIVE if self.p.sketch is None else UNKNOWN
-            return self.missing(name, equation, why)
-        slack = rhs / lhs if lhs > 0 else (1.0 if rhs == lhs else np.inf)
-        holds = bool(lhs <= rhs * (1 + self.tolerance) + self.tolerance * scale + 1e-300)
-        return Inequality(
-            name, equation, lhs, rhs, float(slack), holds, *self.verdict(reason, proven)
-        )
+# -- MLS: Eqs. 11 and 48 --------------------------------------------------------------------------
 
-    def verdict(self, reason: str | None, proven: str) -> tuple[Verdict, str]:
-        """A theorem, unless there is a reason against it; and why."""
-        told = "; the sides are estimates" if self.p.sketch is not None else ""
-        return ("theorem", proven + told) if reason is None else ("observation", reason + told)
 
-    def log_row(
-        self,
-        name: str,
-        equation: str,
-        lhs: float,
-        rhs: float,
-        reason: str | None,
-        proven: str,
-        plain: bool = True,
-    ) -> Inequality:
-        """lhs <= rhs given by logarithms; ``plain``: show the sides themselves."""
-        if np.isnan(lhs) or np.isnan(rhs):
-            return self.missing(name, equation, UNKNOWN)
-        with np.errstate(over="ignore"):
-            sides = (float(np.exp(lhs)), float(np.exp(rhs))) if plain else (lhs, rhs)
-            slack = np.inf if lhs == -np.inf else float(np.exp(rhs - lhs))
-        # Rounding enters a logarithm in proportion to its number of terms.
-        room = self.tolerance * max(1.0, abs(rhs)) if np.isfinite(rhs) else 0.0
-        holds = bool(lhs <= rhs + room)
-        told = self.verdict(reason, proven)
-        return Inequality(name, equation, *sides, slack, holds, *told, lhs, rhs)
+def lhs_mls(net: Network) -> float:
+    """MLS = mean_i sigma_1(A_i)."""
+    return mls(net.p)
 
-    def missing(self, name: str, equation: str, why: str) -> Inequality:
-        """There is no such layer, or a side is not known."""
-        nan = float("nan")
-        return Inequality(name, equation, nan, nan, nan, True, "not applicable", why)
 
-    def no_first(self, name: str, equation: str) -> Inequality:
-        """No measured layer reads the network's input."""
-        return self.missing(name, equation, "no measured layer reads the network's input itself")
+def rhs_eq11(net: Network) -> float:
+    """sqrt(mean_i ||W_i1||^2 / x_i1^2) sqrt(S); also D of Eq. 48."""
+    return product(np.sqrt(net.first_ratios().mean()), np.sqrt(net.S))
 
-    # both sides
 
-    def ratio(self, layer: LayerProbe, bias: bool) -> Array:
-        """(||W_l|| / x_il)^2 per sample, with x_il^2 + 1 where a bias counts."""
-        return _divided(_upper(layer) ** 2, layer.x_norm**2 + (bias and layer.bias_counts))
+def rhs_eq11_bias(net: Network) -> float:
+    """The same with x_i1^2 + 1 where a bias counts."""
+    return product(np.sqrt(net.first_ratios(bias=True).mean()), np.sqrt(net.S))
 
-    def zeros(self, layers: list[LayerProbe], bias: bool, why: str) -> str:
-        """Say what made a right-hand side infinite."""
-        for q in layers:
-            count = int(np.sum(np.isinf(self.ratio(q, bias))))
-            if count:
-                return f"{why}; rhs is inf: {q.name} gets a zero input in {count} sample(s)"
-        return why
 
-    def eq6(self) -> Inequality:
-        name, equation = "eq6", "Eq. 6, k = 2"
-        if self.first is None:
-            return self.no_first(name, equation)
-        rhs = _product(self.ratio(self.first, False).max(), self.S)
-        why = self.zeros([self.first], False, DENSE_FIRST)
-        return self.row(
-            name, equation, float((self.p.input.singular[:, 0] ** 2).mean()), rhs,
-            self.first_reason(*PAPER), why,
-        )  # fmt: skip
+def first_weight_gradients(net: Network) -> Array:
+    """w_i1 of each sample's first layer."""
+    assert net.first is not None
+    return net.first.gather(lambda layer: layer.grad_weight)
 
-    def eq8(self) -> Inequality:
-        s = self.p.input.singular
-        r = s.shape[1]
-        rhs = log_mean_exp(r / 2 * _log((s**2).sum(1) / r))
-        return self.log_row("eq8", "Eq. 8", log_mean_exp(log_products(s)), rhs, None, "AM-GM")
 
-    def _log_eq9(self, ratios: Array, r: int) -> float:
-        """log of (1/n) sqrt(sum ratios^r) (nS/r)^(r/2), ratios = (||W||/x)^2 over all terms."""
-        n = self.p.n
-        total = log_mean_exp(r * _log(ratios)) + np.log(len(ratios))
-        with np.errstate(invalid="ignore"):
-            return _no_nan(float(-np.log(n) + total / 2 + r / 2 * _log(n * self.S / r)))
+def eq48_b(net: Network) -> float:
+    """B = mean_i (||W_i1|| / x_i1) sqrt(w_i1)."""
+    pairs = zip(net.first_ratios(), first_weight_gradients(net), strict=True)
+    return float(np.mean([product(np.sqrt(a), np.sqrt(w)) for a, w in pairs]))
 
-    def eq9(self) -> Inequality:
-        name, equation = "eq9", "Eq. 9"
-        if self.first is None:
-            return self.no_first(name, equation)
-        s = self.p.input.singular
-        rhs = self._log_eq9(self.ratio(self.first, False), s.shape[1])
-        why = self.zeros([self.first], False, DENSE_FIRST)
-        lhs = log_mean_exp(log_products(s))
-        return self.log_row(name, equation, lhs, rhs, self.first_reason(*PAPER), why)
 
-    def eq10(self) -> Inequality:
-        layers = self.p.layers
-        ranks = {q.singular.shape[1] for q in layers}
-        lhs = log_sum_exp([log_mean_exp(log_products(q.singular)) for q in layers])
-        ratios = [self.ratio(q, False) for q in layers]
-        if len(ranks) == 1:
-            rhs = self._log_eq9(np.concatenate(ratios), ranks.pop())
-        else:
-            each = zip(ratios, layers, strict=True)
-            rhs = log_sum_exp([self._log_eq9(a, q.singular.shape[1]) for a, q in each])
-        why = self.zeros(layers, False, DENSE_ALL)
-        return self.log_row("eq10", "Eq. 10", lhs, rhs, self.all_reason(*PAPER), why)
+def eq48_c(net: Network) -> float:
+    """C = sqrt(mean_i ||W_i1||^2 / x_i1^2) sqrt(mean_i w_i1)."""
+    w = first_weight_gradients(net)
+    return product(np.sqrt(net.first_ratios().mean()), np.sqrt(w.mean()))
 
-    def eq11(self, name: str, equation: str, bias: bool) -> Inequality:
-        if self.first is None:
-            return self.no_first(name, equation)
-        rhs = _product(np.sqrt(self.ratio(self.first, bias).mean()), np.sqrt(self.S))
-        why = self.zeros([self.first], bias, DENSE_FIRST)
-        return self.row(name, equation, mls(self.p), rhs, self.first_reason(*PAPER), why)
 
-    def eq48(self) -> Iterator[Inequality]:
-        names = (("eq48_ab", "Eq. 48, A <= B"), ("eq48_bc", "Eq. 48, B <= C"))
-        last = ("eq48_cd", "Eq. 48, C <= D")
-        if self.first is None:
-            for name, equation in (*names, last):
-                yield self.no_first(name, equation)
-            return
-        ratio, w = self.ratio(self.first, False), self.first.grad_weight
-        B = float(
-            np.mean([_product(np.sqrt(a), np.sqrt(b)) for a, b in zip(ratio, w, strict=True)])
-        )
-        C = _product(np.sqrt(ratio.mean()), np.sqrt(w.mean()))
-        D = _product(np.sqrt(ratio.mean()), np.sqrt(self.S))
-        why = self.zeros([self.first], False, DENSE_FIRST)
-        yield self.row(*names[0], mls(self.p), B, self.first_reason(*PAPER), why)
-        yield self.row(*names[1], B, C, None, "Cauchy-Schwarz")
-        counted = why_not_counted(self.p, self.first)
-        yield self.row(*last, C, D, counted, "the first layer's weight is part of S")
+# -- NMLS: Eq. 12 and its forms for shared weights ------------------------------------------------
 
-    def _rhs12(self, layers: list[LayerProbe], bias: bool) -> float:
-        total = np.sum([self.ratio(q, bias) for q in layers], axis=0)
-        return _product(np.sqrt(np.mean(total)), np.sqrt(self.S))
 
-    def eq12(self, name: str, equation: str, bias: bool) -> Inequality:
-        why = self.zeros(self.p.layers, bias, DENSE_ALL)
-        rhs = self._rhs12(self.p.layers, bias)
-        return self.row(name, equation, nmls(self.p), rhs, self.all_reason(*PAPER), why)
+def lhs_nmls(net: Network) -> float:
+    """NMLS = sum_l mean_i sigma_1(A_il)."""
+    return nmls(net.p)
 
-    def eq12_untied(self) -> Inequality:
-        k2 = []
-        for q in self.p.layers:
-            if self.exact and q.untied_norm is None:
-                raise FlatlensError(
-                    "exact=True needs ||D^-1 C||_2: probe the network with exact_untied=True"
-                )
-            size = q.patch_min + (q.has_bias and "transpose" not in q.kind)
-            kernel = q.norms.kernel * (1 + q.norms.slack)
-            if self.exact and q.untied_norm is not None:
-                k2.append(q.untied_norm**2)
-                continue
-            k2.append(_divided(q.kappa * kernel**2, size))
-        rhs = _product(np.sqrt(np.mean(np.sum(k2, axis=0))), np.sqrt(sharpness_untied(self.p)))
-        why = "weights counted once per position"
-        if np.isinf(rhs):
-            empty = next(
-                q.name for q, k in zip(self.p.layers, k2, strict=True) if np.isinf(k).any()
+
+def lhs_nmls_through(net: Network) -> float:
+    """sum_l mean_i sigma_1(B_il)."""
+    return nmls_through(net.p)
+
+
+def over_layers(net: Network, terms: Sequence[Array], S: float) -> float:
+    """sqrt(mean_i sum_l terms_il) sqrt(S)."""
+    return product(np.sqrt(np.mean(np.sum(terms, axis=0))), np.sqrt(S))
+
+
+def rhs_eq12(net: Network) -> float:
+    """sqrt(mean_i sum_l ||W_il||^2 / x_il^2) sqrt(S)."""
+    return over_layers(net, [ratios(q) for q in net.p.layers], net.S)
+
+
+def rhs_eq12_bias(net: Network) -> float:
+    """The same with x_il^2 + 1 where a bias counts."""
+    return over_layers(net, [ratios(q, bias=True) for q in net.p.layers], net.S)
+
+
+def untied_factors(net: Network, layer: LayerProbe) -> Array:
+    """k_il^2, docs/theory.md section 4.1."""
+    if net.exact_untied:
+        if layer.untied_norm is None:
+            raise FlatlensError(
+                "exact=True needs ||D^-1 C||_2: probe the network with exact_untied=True"
             )
-            why += f"; rhs is inf: {empty} has an all-zero patch and no bias"
-        lhs = nmls_through(self.p)
-        return self.row("eq12_untied", "theory 4.1", lhs, rhs, None, why)
-
-    def eq12_tied_rank(self) -> Inequality:
-        terms = []
-        for q in self.p.layers:
-            # J stands before the overlapping sum of a transposed convolution: its C is the kernel.
-            norm = q.norms.kernel if "transpose" in q.kind else q.norms.operator
-            terms.append(_divided((norm * (1 + q.norms.slack)) ** 2, q.patch_rank**2))
-        rhs = _product(np.sqrt(np.mean(np.sum(terms, axis=0))), np.sqrt(self.S))
-        why = "every weight is a parameter used once; patches determine the positions"
-        for q in self.p.layers:
-            if (q.patch_rank == 0).any():
-                why = f"rhs is inf: the patches of {q.name} do not have full rank over positions"
-                break
-        lhs = nmls_through(self.p)
-        reason = self.all_reason(why_not_leaf)
-        return self.row("eq12_tied_rank", "theory 4.2", lhs, rhs, reason, why)
-
-    def eq17(self) -> Inequality:
-        each = [q.singular[:, 0] - q.gap_norm for q in self.p.layers]
-        lhs = float(np.mean(np.sum(each, axis=0)))
-        why = self.zeros(self.p.layers, False, "all layers: one position, trainable, used once")
-        reason = self.all_reason(why_not_dense, why_not_leaf)
-        rhs = self._rhs12(self.p.layers, False)
-        return self.row("eq17", "Eq. 17", lhs, rhs, reason, why, scale=nmls(self.p))
-
-    def eq17_telescoped(self) -> Inequality:
-        name, equation = "eq17_telescoped", "Eq. 17, telescoped"
-        *inner, last = self.p.layers
-        limit = certificate(self.p)
-        if not inner or self.first is not inner[0]:
-            return self.missing(name, equation, "the network is no chain that starts at its input")
-        for q in inner:
-            if not (q.chain <= limit).all():
-                return self.missing(
-                    name, equation, f"{q.name} has no identity skip to the next layer"
-                )
-        if not last.is_output or last.positions > 1:
-            return self.missing(name, equation, f"{last.name} is no linear last layer")
-        reason = self.first_reason() or next(
-            (w for q in inner for c in (why_not_dense, why_not_leaf) if (w := c(self.p, q))), None
-        )
-        why = self.zeros(inner, False, "a chain of identity skips with a linear last layer")
-        lhs = mls(self.p) - last.norms.operator * (1 + last.norms.slack)
-        rhs = self._rhs12(inner, False)
-        return self.row(name, equation, lhs, rhs, reason, why, scale=mls(self.p))
-
-    def eq35(self) -> Inequality:
-        slack = max(1 + q.norms.slack for q in self.p.layers)
-        rhs = matrix_normalized_sharpness(self.p) * slack
-        lhs = weighted_nmls(self.p)
-        return self.row("eq35", "Eq. 35", lhs, rhs, self.all_reason(*PAPER), DENSE_ALL)
-
-    def eq37(self) -> Inequality:
-        name, equation = "eq37", "Eq. 37"
-        extra = self.p.first
-        if self.first is None:
-            return self.no_first(name, equation)
-        if extra is None or extra.curvature is None or extra.crossed is None:
-            flat = self.first.kind == "linear"
-            why = why_not_dense(self.p, self.first) or (
-                f"the input of {self.first.name} is too wide"
-                if flat
-                else f"{self.first.name} is a convolution: its columns are no input entries"
-            )
-            return self.missing(name, equation, why)
-        found = minimise(extra.curvature, extra.weight[0])
-        t2 = found.column  # sigma'^2; columns without weight and curvature have dropped out
-        inverse = np.divide(1.0, t2, out=np.zeros_like(t2), where=t2 > 0)
-        crossed = torch.from_numpy(extra.crossed) @ torch.from_numpy(t2)
-        lhs = float(np.sqrt(max(float(crossed @ torch.from_numpy(inverse)), 0.0)))
-        return self.row(name, equation, lhs, found.value, self.first_reason(*PAPER), DENSE_FIRST)
-
-    def eq44(self) -> Inequality:
-        name, equation = "eq44", "Eq. 44"
-        if self.first is None:
-            return self.no_first(name, equation)
-        lhs = input_invariant_mls(self.p) / self.first.out_features
-        rhs = adaptive_sharpness(self.p)
-        return self.row(name, equation, lhs, rhs, self.first_reason(*PAPER), DENSE_FIRST)
-
-    def eq44_shared(self) -> Inequality:
-        name, equation = "eq44_shared", "Eq. 44, shared weights"
-        if self.first is None or self.p.first is None:
-            return self.no_first(name, equation)
-        lhs = float(self.p.first.invariant.mean()) / self.first.out_features
-        reason = why_not_leaf(self.p, self.first)
-        why = "the first layer's weight is a trainable parameter used once"
-        return self.row(name, equation, lhs, float(self.first.adaptive.mean()), reason, why)
-
-    def log_volume(self) -> Inequality:
-        name, equation = "log_volume", "theory 3"
-        if self.first is None:
-            return self.no_first(name, equation)
-        s = self.p.input.singular
-        r = s.shape[1]
-        logs = _log(self.ratio(self.first, True)) / 2
-        with np.errstate(invalid="ignore"):
-            rhs = _no_nan(r / 2 * float(_log(self.S / r)) + r * float(logs.mean()))
-        lhs = float(log_products(s).mean())
-        reason = self.first_reason(*PAPER)
-        why = self.zeros([self.first], True, DENSE_FIRST)
-        return self.log_row(name, equation, lhs, rhs, reason, why, plain=False)
+        return where_used(layer, layer.untied_norm**2)
+    size2 = layer.patch_min + (layer.has_bias and "transpose" not in layer.kind)
+    norms = upper_norm_per_sample(layer, "kernel")
+    return where_used(layer, quotient(layer.kappa * norms**2, size2))
 
 
-UNKNOWN = "it needs singular values that the sketched pass does not find"
-NOT_ADAPTIVE = "adaptive sharpness was not asked for"
+def rhs_eq12_untied(net: Network) -> float:
+    """sqrt(mean_i sum_l k_il^2) sqrt(S_untied)."""
+    terms = [untied_factors(net, q) for q in net.p.layers]
+    return over_layers(net, terms, sharpness_untied(net.p))
+
+
+def tied_factors(layer: LayerProbe) -> Array:
+    """||C_il||^2 / s_il^2, docs/theory.md section 4.2."""
+    # J stands before the overlapping sum of a transposed convolution: its C is the kernel.
+    norms = upper_norm_per_sample(layer, "kernel" if "transpose" in layer.kind else "operator")
+    return where_used(layer, quotient(norms**2, layer.patch_rank**2))
+
+
+def rhs_eq12_tied_rank(net: Network) -> float:
+    """sqrt(mean_i sum_l ||C_il||^2 / s_il^2) sqrt(S)."""
+    return over_layers(net, [tied_factors(q) for q in net.p.layers], net.S)
+
+
+# -- skips: Eq. 17 --------------------------------------------------------------------------------
+
+
+def lhs_eq17(net: Network) -> float:
+    """mean_i sum_l (||A_il||_2 - ||A_il - B_il||_2)."""
+    terms = [where_used(q, q.singular[:, 0] - q.gap_norm) for q in net.p.layers]
+    return float(np.mean(np.sum(terms, axis=0)))
+
+
+def inner_layers(net: Network) -> Sequence[LayerProbe]:
+    """All measured layers but the last."""
+    return net.p.layers[:-1]
+
+
+def why_no_chain(net: Network) -> str | None:
+    """Say why the network is not a chain of identity skips with a linear last layer."""
+    inner, last = inner_layers(net), net.p.layers[-1]
+    if not inner or net.first is None or net.first.layers[0] is not inner[0]:
+        return "the network is no chain that starts at its input"
+    if partly := [q for q in net.p.layers if not used_by(q).all()]:
+        return f"some samples do not use {partly[0].name}"
+    for q in inner:
+        if not (q.chain <= certificate(net.p)).all():
+            return f"{q.name} has no identity skip to the next layer"
+    if not last.is_output or last.positions > 1:
+        return f"{last.name} is no linear last layer"
+    return None
+
+
+def lhs_eq17_telescoped(net: Network) -> float:
+    """MLS - mean_i ||W_iL||."""
+    norms = upper_norm_per_sample(net.p.layers[-1], "operator")
+    largest = norms.max()  # taken out of the mean, so that equal norms give exactly that norm
+    mean = largest * (norms / largest).mean() if largest > 0 else 0.0
+    return float(mls(net.p) - mean)
+
+
+def rhs_eq17_telescoped(net: Network) -> float:
+    """The right-hand side of Eq. 12 over all layers but the last."""
+    return over_layers(net, [ratios(q) for q in inner_layers(net)], net.S)
+
+
+# -- normalised and adaptive sharpness: Eqs. 35, 37, 44 -------------------------------------------
+
+
+def lhs_eq35(net: Network) -> float:
+    """sum_l xbar_l MLS_l."""
+    return weighted_nmls(net.p)
+
+
+def rhs_eq35(net: Network) -> float:
+    """sum_l sqrt(mean_i ||W_il||^2 w_il), with the widest interval of a norm."""
+    slack = max(1 + q.norms.slack for q in net.p.layers)
+    return matrix_normalized_sharpness(net.p) * slack
+
+
+def why_no_eq37(net: Network) -> str | None:
+    """Say why Eq. 36 was not minimised for this network."""
+    extra = net.p.first
+    if net.first is None:
+        return None
+    if len(net.first.layers) > 1:
+        return "the first layer's weight differs between samples"
+    layer = net.first.layers[0]
+    if extra is not None and extra.curvature is not None and extra.crossed is not None:
+        return None
+    if reason := why_not_dense(net.p, layer):
+        return reason
+    if layer.kind == "linear":
+        return f"the input of {layer.name} is too wide"
+    return f"{layer.name} is a convolution: its columns are no input entries"
+
+
+def lhs_eq37(net: Network) -> float:
+    """sqrt(mean_i ||A_i1 diag(1/t)||_F^2 ||diag(t) x_i||^2) at the minimum of Eq. 36."""
+    assert net.p.first is not None
+    assert net.p.first.crossed is not None
+    t2 = net.scaled_minimum.column  # columns without weight and curvature have dropped out
+    inverse = np.divide(1.0, t2, out=np.zeros_like(t2), where=t2 > 0)
+    crossed = torch.from_numpy(net.p.first.crossed) @ torch.from_numpy(t2)
+    return float(np.sqrt(max(float(crossed @ torch.from_numpy(inverse)), 0.0)))
+
+
+def rhs_eq37(net: Network) -> float:
+    """The minimum of Eq. 36, lambda = 1."""
+    return net.scaled_minimum.value
+
+
+def out_features(net: Network) -> int:
+    """d, the outputs of the first layer; the largest d where it differs between samples."""
+    assert net.first is not None
+    return max(layer.out_features for layer in net.first.layers)
+
+
+def lhs_eq44(net: Network) -> float:
+    """(1/d) mean_i sum_p x_ip^2 ||A_i[:, p]||^2."""
+    return input_invariant_mls(net.p) / out_features(net)
+
+
+def rhs_eq44(net: Network) -> float:
+    """Adaptive sharpness, Eq. 41."""
+    return adaptive_sharpness(net.p)
+
+
+def why_no_eq44_shared(net: Network) -> str | None:
+    """Say why the left-hand side is not known."""
+    return NO_FIRST_LAYER if net.p.first is None else None
+
+
+def lhs_eq44_shared(net: Network) -> float:
+    """(1/d) mean_i sum_j ||sum_p u_pj (J_p W)_j||^2."""
+    assert net.p.first is not None
+    return float(net.p.first.invariant.mean()) / out_features(net)
+
+
+def rhs_eq44_shared(net: Network) -> float:
+    """The first weight's part of the adaptive sharpness."""
+    assert net.first is not None
+    return float(net.first.gather(lambda layer: layer.adaptive).mean())
+
+
+# -- why a right-hand side is infinite ------------------------------------------------------------
+
+
+def zero_input(
+    layers: Callable[[Network], Sequence[LayerProbe]], bias: bool = False
+) -> Callable[[Network], str | None]:
+    """Return a function that names the first of some layers that gets a zero input, and counts.
+
+    With ``bias`` a layer whose bias counts in S does not matter: its ratio stays finite.
+    """
+
+    def why_infinite(net: Network) -> str | None:
+        for q in layers(net):
+            if count := int(np.sum(np.isinf(ratios(q, bias)))):
+                return f"{q.name} gets a zero input in {count} sample(s)"
+        return None
+
+    return why_infinite
+
+
+def first_layers(net: Network) -> Sequence[LayerProbe]:
+    """The layers that read the network's input."""
+    return net.first.layers if net.first else ()
+
+
+def zero_patch(net: Network) -> str | None:
+    """Name a layer with an all-zero patch, if the right-hand side of eq12_untied is infinite."""
+    if np.isinf(rhs_eq12_untied(net)):
+        for q in net.p.layers:
+            if np.isinf(untied_factors(net, q)).any():
+                return f"{q.name} has an all-zero patch and no bias"
+    return None
+
+
+def low_patch_rank(net: Network) -> str | None:
+    """Name a layer whose patches do not determine the positions."""
+    for q in net.p.layers:
+        if (where_used(q, q.patch_rank, 1.0) == 0).any():
+            return f"the patches of {q.name} do not have full rank over positions"
+    return None
+
+
 DENSE_FIRST = "the first layer has one position, a trainable weight used once, and no bypass"
 DENSE_ALL = "every layer has one position, a trainable weight used once, and no bypass"
 
-
-def layer_bounds(p: Probe, layer: LayerProbe) -> dict[str, Any]:
-    """One layer's own inequality, Eq. 5 averaged over samples, and what goes with it.
-
-    lhs = mean_i ||A_il||_F, rhs = ||W_l|| mean_i sqrt(w_il) / x_il; ``multiplicative`` bounds the
-    response through the layer to u_p -> (1 + H) u_p, ||H||_F = 1, at all its positions (theory
-    4.3). That takes the gradient of this call alone: NaN where the weight has other uses.
-    """
-    root = np.sqrt(layer.grad_weight)
-    energy = (layer.singular**2).sum(1) if layer.energy is None else layer.energy
-    lhs = float(np.sqrt(energy).mean())
-    with np.errstate(divide="ignore"):
-        inverse = 1 / layer.x_norm
-    each = [_product(a, b) for a, b in zip(root, inverse, strict=True)]
-    rhs = float(_upper(layer) * np.mean(each))
-    reason = next((why for c in PAPER if (why := c(p, layer))), None)
-    alone = 1.0 if len(calls(p, layer)) == 1 else np.nan
-    return {
-        "eq5_lhs": lhs,
-        "eq5_rhs": rhs,
-        "eq5_slack": rhs / lhs if lhs > 0 else np.inf,
-        "eq5_verdict": "theorem" if reason is None else "observation",
-        "eq5_why": reason or "one position, a trainable weight used once, no bypass",
-        "multiplicative": float(alone * layer.norms.kernel * (1 + layer.norms.slack) * root.mean()),
-    }
-
-
-def student(freedom: int) -> float:
-    """The quantile of Student's t that is 4 for the normal distribution (Wallace, from above)."""
-    z = 4 * (8 * freedom + 3) / (8 * freedom + 1)
-    return float(np.sqrt(freedom * np.expm1(z**2 / freedom)))
-
-
-def relative_error(p: Probe, sketch: Sketch) -> float:
-    """The largest relative standard error of what stands in an inequality."""
-    whole = {
-        "sharpness": sharpness(p),
-        "sharpness_untied": sharpness_untied(p),
-        "adaptive_sharpness": adaptive_sharpness(p),
-        "input_invariant_mls": input_invariant_mls(p),
-    }
-    found = [(sketch.errors[name], value) for name, value in whole.items()]
-    for q, errors in zip(p.layers, sketch.layer_errors, strict=True):
-        found.append((errors["sharpness"], float(np.mean(q.grad_weight + q.grad_bias))))
-        found.append((errors["adaptive_sharpness"], float(np.mean(q.adaptive))))
-    return max((error / value for error, value in found if value > 0), default=0.0)
-
-
-def _upper(layer: LayerProbe) -> float:
-    """The chosen norm at its certified upper end."""
-    return layer.norm * (1 + layer.norms.slack)
-
-
-def _divided(norm2: float, size2: Array) -> Array:
-    """A squared norm over squared sizes: inf where only the size is 0, 0 where the norm is."""
-    with np.errstate(divide="ignore"):
-        return norm2 / size2 if norm2 > 0 else np.zeros_like(size2)
-
-
-def _product(a: float, b: float) -> float:
-    """a b, where 0 times inf says nothing of a right-hand side and is therefore inf."""
-    return float("inf") if np.isinf(a) or np.isinf(b) else float(a * b)
-
-
-def _no_nan(log: float) -> float:
-    """The same for logarithms: inf - inf is inf."""
-    return float("inf") if np.isnan(log) else log
-
-
-def _log(values: Any) -> Any:
-    with np.errstate(divide="ignore"):
-        return np.log(values)
-
-
-def log_sum_exp(values: Any) -> float:
-    """log of the sum of exp, safe for any size."""
-    values = np.asarray(values, dtype=float)
-    top = values.max()
-    if not np.isfinite(top):
-        return float(top)
-    return float(top + np.log(np.exp(values - top).sum()))
-
-
-def log_mean_exp(values: Array) -> float:
-    """log of the mean of exp."""
-    return log_sum_exp(values) - float(np.log(len(values)))
+TABLE: tuple[Row, ...] = (
+    Row("eq6", "Eq. 6, k = 2", lhs_eq6, rhs_eq6, DENSE_FIRST,
+        first=PAPER_AT_THE_INPUT, infinite=zero_input(first_layers)),
+    Row("eq8", "Eq. 8", log_mean_volume, rhs_eq8, "AM-GM", needs_layers=False, logs=True),
+    Row("eq9", "Eq. 9", log_mean_volume, rhs_eq9, DENSE_FIRST,
+        first=PAPER_AT_THE_INPUT, infinite=zero_input(first_layers), logs=True),
+    Row("eq10", "Eq. 10", lhs_eq10, rhs_eq10, DENSE_ALL,
+        each=PAPER, infinite=zero_input(all_layers), logs=True),
+    Row("eq11", "Eq. 11", lhs_mls, rhs_eq11, DENSE_FIRST,
+        first=PAPER_AT_THE_INPUT, infinite=zero_input(first_layers)),
+    Row("eq11_bias", "Eq. 11 with biases", lhs_mls, rhs_eq11_bias, DENSE_FIRST,
+        first=PAPER_AT_THE_INPUT, infinite=zero_input(first_layers, bias=True)),
+    Row("eq48_ab", "Eq. 48, A <= B", lhs_mls, eq48_b, DENSE_FIRST,
+        first=PAPER_AT_THE_INPUT, infinite=zero_input(first_layers)),
+    Row("eq48_bc", "Eq. 48, B <= C", eq48_b, eq48_c, "Cauchy-Schwarz", about_first=True),
+    Row("eq48_cd", "Eq. 48, C <= D", eq48_c, rhs_eq11, "the first layer's weight is part of S",
+        first=(why_not_counted,)),
+    Row("eq12", "Eq. 12", lhs_nmls, rhs_eq12, DENSE_ALL,
+        each=PAPER, infinite=zero_input(all_layers)),
+    Row("eq12_bias", "Eq. 12 with biases", lhs_nmls, rhs_eq12_bias, DENSE_ALL,
+        each=PAPER, infinite=zero_input(all_layers, bias=True)),
+    Row("eq12_untied", "theory 4.1", lhs_nmls_through, rhs_eq12_untied,
+        "weights counted once per position", infinite=zero_patch),
+    Row("eq12_tied_rank", "theory 4.2", lhs_nmls_through, rhs_eq12_tied_rank,
+        "every weight is a trainable parameter used once",
+        each=(why_not_leaf,), infinite=low_patch_rank),
+    Row("eq17", "Eq. 17", lhs_eq17, rhs_eq12,
+        "every layer has one position and a trainable weight used once",
+        each=(why_not_dense, why_not_leaf), infinite=zero_input(all_layers), scale=lhs_nmls),
+    Row("eq17_telescoped", "Eq. 17, telescoped", lhs_eq17_telescoped, rhs_eq17_telescoped,
+        "a chain of identity skips with a linear last layer", not_applicable=why_no_chain,
+        first=(why_read_beside,), each=(why_not_dense, why_not_leaf), layers=inner_layers,
+        infinite=zero_input(inner_layers), scale=lhs_mls),
+    Row("eq35", "Eq. 35", lhs_eq35, rhs_eq35, DENSE_ALL, each=PAPER),
+    Row("eq37", "Eq. 37", lhs_eq37, rhs_eq37, DENSE_FIRST,
+        not_applicable=why_no_eq37, first=PAPER_AT_THE_INPUT),
+    Row("eq44", "Eq. 44", lhs_eq44, rhs_eq44, DENSE_FIRST, first=PAPER_AT_THE_INPUT,
+        needs=COLUMNS),
+    Row("eq44_shared", "Eq. 44, shared weights", lhs_eq44_shared, rhs_eq44_shared,
+        "the first layer's weight is a trainable parameter used once",
+        not_applicable=why_no_eq44_shared, first=(why_not_leaf,), needs=COLUMNS),
+    Row("log_volume", "theory 3", lhs_log_volume, rhs_log_volume, DENSE_FIRST,
+        first=PAPER_AT_THE_INPUT, infinite=zero_input(first_layers, bias=True),
+        logs=True, show_logs=True),
+)  # fmt: skip
+NAMES = tuple(row.name for row in TABLE)

@@ -11,16 +11,17 @@ import torch
 
 from flatlens.arguments import short_repr
 from flatlens.errors import FlatlensError, first_line
-from flatlens.measurement import PERTURBED, Measurement
+from flatlens.measurement import Measurement
 from flatlens.metrics import HEADLINE, METRICS
 from flatlens.probes import Probe
+from flatlens.quantities import OWN_PASSES
 
 Function = Callable[[Probe], Any]
 Own = dict[str, np.ndarray]  # values of the user's functions by their names
 HEADLINE_METRICS = tuple(name for name in HEADLINE if name in METRICS)
 SETS = {
     "default": tuple(METRICS),
-    "all": (*METRICS, *PERTURBED),
+    "all": (*METRICS, *OWN_PASSES),
     "headline": HEADLINE_METRICS,
 }
 TAKEN = {*SETS["all"], "<lambda>", "loss", "accuracy", "samples", "step", "run"}

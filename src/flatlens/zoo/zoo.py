@@ -298,7 +298,7 @@ def report(frame: pd.DataFrame, good: pd.DataFrame, dropped: dict[str, float]) -
 
 def text(told: Mapping[str, Any]) -> str:
     """The same as lines."""
-    from flatlens.measurement import columns, number
+    from flatlens.printing import columns, number
 
     lines: list[str] = []
     if told["models"]:

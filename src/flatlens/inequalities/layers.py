@@ -1,0 +1,52 @@
+"""The inequality of each single layer, Eq. 5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from flatlens.inequalities.arithmetic import product
+from flatlens.inequalities.conditions import PAPER, first_reason
+from flatlens.metrics import calls_that_share_the_gradient
+from flatlens.per_sample import mean_over_users, upper_norm_per_sample
+from flatlens.probes import LayerProbe, Probe
+
+
+def layer_bounds(p: Probe, layer: LayerProbe) -> dict[str, Any]:
+    """Compute one layer's own inequality, Eq. 5 averaged over the samples that use the layer.
+
+    lhs = mean_i ||A_il||_F and rhs = mean_i ||W_il|| sqrt(w_il) / x_il. ``multiplicative`` bounds
+    the response through the layer to u_p -> (1 + H) u_p with ||H||_F = 1 at all its positions
+    (docs/theory.md section 4.3). That takes the gradient of this call alone, so it is NaN where the
+    weight has other uses.
+
+    Args:
+        p: what a pass saw.
+        layer: one of its layers.
+
+    Returns:
+        The columns ``eq5_lhs``, ``eq5_rhs``, ``eq5_slack``, ``eq5_verdict``, ``eq5_why`` and
+        ``multiplicative`` of ``m.layers``.
+    """
+    root = np.sqrt(layer.grad_weight)
+    energy = (layer.singular**2).sum(1) if layer.energy is None else layer.energy
+    lhs = mean_over_users(layer, np.sqrt(energy))
+    with np.errstate(divide="ignore"):
+        inverse = 1 / layer.x_norm
+    norms = upper_norm_per_sample(layer)
+    largest = norms.max()  # taken out of the mean, so that equal norms give exactly that norm
+    share = norms / largest if largest > 0 else np.ones_like(norms)
+    terms = [product(a * c, b) for a, b, c in zip(root, inverse, share, strict=True)]
+    rhs = float(largest * mean_over_users(layer, np.array(terms)))
+    reason = first_reason(p, [layer], PAPER)
+    alone = 1.0 if len(calls_that_share_the_gradient(p, layer)) == 1 else np.nan
+    kernel = upper_norm_per_sample(layer, "kernel").max()
+    return {
+        "eq5_lhs": lhs,
+        "eq5_rhs": rhs,
+        "eq5_slack": rhs / lhs if lhs > 0 else np.inf,
+        "eq5_verdict": "theorem" if reason is None else "observation",
+        "eq5_why": reason or "one position, a trainable weight used once, no bypass",
+        "multiplicative": float(alone * kernel * mean_over_users(layer, root)),
+    }

@@ -1,0 +1,51 @@
+"""How far rounding and sampling may push the sides of an inequality."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from flatlens.metrics import (
+    adaptive_sharpness,
+    input_invariant_mls,
+    sharpness,
+    sharpness_untied,
+)
+from flatlens.probes import Probe, Sketch
+
+
+def tolerance(p: Probe) -> float:
+    """Return the relative rounding that a comparison allows.
+
+    The sides of a sketch are estimates: there the tolerance grows by what four standard errors of
+    the least certain side amount to, squared because a side may be the square of an estimate.
+    """
+    rounding = 1e-9 if p.dtype == torch.float64 else 1e-4
+    if p.sketch is None:
+        return rounding
+    room = student(p.sketch.directions - 1) * relative_error(p, p.sketch)
+    return rounding + ((1 + room) ** 2 - 1)
+
+
+def student(freedom: int) -> float:
+    """Return the quantile of Student's t that is 4 for the normal distribution.
+
+    Wallace's approximation, which lies above the true quantile.
+    """
+    z = 4 * (8 * freedom + 3) / (8 * freedom + 1)
+    return float(np.sqrt(freedom * np.expm1(z**2 / freedom)))
+
+
+def relative_error(p: Probe, sketch: Sketch) -> float:
+    """Return the largest relative standard error among the estimates that enter a side."""
+    totals = {
+        "sharpness": sharpness(p),
+        "sharpness_untied": sharpness_untied(p),
+        "adaptive_sharpness": adaptive_sharpness(p),
+        "input_invariant_mls": input_invariant_mls(p),
+    }
+    pairs = [(sketch.errors[name], value) for name, value in totals.items()]
+    for q, errors in zip(p.layers, sketch.layer_errors, strict=True):
+        pairs.append((errors["sharpness"], float(np.mean(q.grad_weight + q.grad_bias))))
+        pairs.append((errors["adaptive_sharpness"], float(np.mean(q.adaptive))))
+    return max((error / value for error, value in pairs if value > 0), default=0.0)

@@ -1,0 +1,166 @@
+"""Compare both sides of an inequality and say what is proven.
+
+The verdict is "theorem" where every condition of the proof was seen to hold in the pass,
+"observation" where the paper states the inequality for such a network but it can fail, and
+"not applicable" where a side is not defined. A theorem that fails is a bug of flatlens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from flatlens.inequalities.conditions import Condition, first_reason
+from flatlens.inequalities.network import Network
+from flatlens.metrics import ADAPTIVE, COLUMNS
+from flatlens.probes import LayerProbe
+
+Verdict = Literal["theorem", "observation", "not applicable"]
+
+UNKNOWN = "it needs singular values that the sketched pass does not find"
+NOT_ADAPTIVE = "adaptive sharpness was not asked for"
+NO_LAYER = "the network has no measured layer"
+NO_FIRST_LAYER = "no measured layer reads the network's input itself"
+
+
+@dataclass(frozen=True)
+class Inequality:
+    """lhs <= rhs for one network, and whether that is proven for it.
+
+    ``slack`` is rhs / lhs. For volumes ``log_lhs`` and ``log_rhs`` are what was compared; the plain
+    sides may be 0 or inf. For ``log_volume`` both sides are logarithms, the slack exp(rhs - lhs).
+    """
+
+    name: str
+    equation: str
+    lhs: float
+    rhs: float
+    slack: float
+    holds: bool
+    verdict: Verdict
+    why: str
+    log_lhs: float | None = None
+    log_rhs: float | None = None
+
+
+class Bounds(tuple[Inequality, ...]):
+    """All inequalities of one network, in the order of ``docs/theory.md``; by name or by place."""
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        for inequality in self:
+            if inequality.name == key:
+                return inequality
+        names = ", ".join(inequality.name for inequality in self)
+        raise KeyError(f"no inequality {key!r}; there are {names}")
+
+
+def all_layers(network: Network) -> Sequence[LayerProbe]:
+    """Return all measured layers."""
+    return network.p.layers
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table: how to compute both sides, and what its proof needs.
+
+    Both sides are functions of a :class:`Network`. A row whose ``first`` or ``about_first`` is set
+    is about the layer that reads the network's input and does not apply where there is none.
+    """
+
+    name: str
+    equation: str
+    lhs: Callable[[Network], float]
+    rhs: Callable[[Network], float]
+    proven: str  # why it is a theorem where all conditions are met
+    first: tuple[Condition, ...] = ()  # asked of each sample's first layer
+    each: tuple[Condition, ...] = ()  # asked of each of ``layers``
+    layers: Callable[[Network], Sequence[LayerProbe]] = all_layers
+    about_first: bool = False  # it reads the first layer without asking anything of it
+    needs_layers: bool = True
+    not_applicable: Callable[[Network], str | None] = lambda network: None
+    infinite: Callable[[Network], str | None] = lambda network: None  # why the rhs is infinite
+    logs: bool = False  # both sides are given as logarithms
+    show_logs: bool = False  # and shown as such
+    scale: Callable[[Network], float] = lambda network: 0.0  # size of the terms of a difference
+    needs: frozenset[str] = COLUMNS - {ADAPTIVE}  # columns of the probe that the sides read
+
+
+def judge(row: Row, network: Network) -> Inequality:
+    """Compute both sides of one row, compare them and decide the verdict.
+
+    Args:
+        row: a row of the table.
+        network: what its sides are computed from.
+
+    Returns:
+        The inequality. Where it does not apply its sides are NaN and ``holds`` is True.
+    """
+    if reason := _why_it_does_not_apply(row, network):
+        return _missing(row, reason)
+    lhs, rhs = row.lhs(network), row.rhs(network)
+    if np.isnan(lhs) or np.isnan(rhs):
+        return _missing(row, NOT_ADAPTIVE if network.p.sketch is None else UNKNOWN)
+    compare = _compare_logs if row.logs else _compare_numbers
+    return compare(row, network, lhs, rhs)
+
+
+def _why_it_does_not_apply(row: Row, network: Network) -> str | None:
+    if row.needs_layers and not network.p.layers:
+        return NO_LAYER
+    if reason := row.not_applicable(network):
+        return reason
+    return NO_FIRST_LAYER if (row.first or row.about_first) and network.first is None else None
+
+
+def _missing(row: Row, reason: str) -> Inequality:
+    nan = float("nan")
+    return Inequality(row.name, row.equation, nan, nan, nan, True, "not applicable", reason)
+
+
+def _compare_numbers(row: Row, network: Network, lhs: float, rhs: float) -> Inequality:
+    room = network.tolerance
+    slack = rhs / lhs if lhs > 0 else (1.0 if rhs == lhs else np.inf)
+    # A lhs that is a difference carries the rounding of its terms.
+    holds = bool(lhs <= rhs * (1 + room) + room * row.scale(network) + 1e-300)
+    return Inequality(
+        row.name, row.equation, lhs, rhs, float(slack), holds, *_verdict(row, network)
+    )
+
+
+def _compare_logs(row: Row, network: Network, lhs: float, rhs: float) -> Inequality:
+    with np.errstate(over="ignore"):
+        sides = (lhs, rhs) if row.show_logs else (float(np.exp(lhs)), float(np.exp(rhs)))
+        slack = np.inf if lhs == -np.inf else float(np.exp(rhs - lhs))
+    # Rounding enters a logarithm in proportion to its number of terms.
+    room = network.tolerance * max(1.0, abs(rhs)) if np.isfinite(rhs) else 0.0
+    verdict, why = _verdict(row, network)
+    return Inequality(
+        row.name, row.equation, *sides, slack, bool(lhs <= rhs + room), verdict, why, lhs, rhs
+    )
+
+
+def _verdict(row: Row, network: Network) -> tuple[Verdict, str]:
+    """Return "theorem", unless a condition is broken, and the sentence that says why."""
+    estimated = "; the sides are estimates" if network.p.sketch is not None else ""
+    if reason := _broken_condition(row, network):
+        return "observation", reason + estimated
+    infinite = row.infinite(network)
+    ending = f"; rhs is inf: {infinite}" if infinite else ""
+    return "theorem", row.proven + ending + estimated
+
+
+def _broken_condition(row: Row, network: Network) -> str | None:
+    if row.first and network.first is not None:
+        if network.first.without:
+            return (
+                f"{network.first.without} of {network.p.n} samples have no measured layer that "
+                "reads the network's input itself"
+            )
+        if reason := first_reason(network.p, network.first.layers, row.first):
+            return reason
+    return first_reason(network.p, row.layers(network), row.each) if row.each else None

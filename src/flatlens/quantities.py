@@ -1,0 +1,216 @@
+"""What a measurement is asked for: names of quantities and inequalities, and own functions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from flatlens.errors import FlatlensError, first_line
+from flatlens.inequalities import table
+from flatlens.metrics import COLUMNS, HEADLINE, METRICS, Metric, Total
+from flatlens.probes import Array, Probe
+
+OwnFunction = Callable[[Probe], Any]
+Quantities = str | OwnFunction | Sequence[str | OwnFunction]
+
+# Functions of flatlens.perturb, which take passes of their own; True: with a standard error, which
+# is 0 where the value happens to be exact.
+OWN_PASSES = {
+    "hessian_trace": True,
+    "adaptive_sharpness_hessian": True,
+    "adaptive_sharpness_sampled": True,
+    "normalized_sharpness": False,
+    "relative_flatness": True,
+    "lambda_max": False,
+}
+SETS = {
+    "default": tuple(METRICS),
+    "all": (*METRICS, *OWN_PASSES),
+    "headline": HEADLINE,
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """The quantities that a measurement computes, by how they are computed."""
+
+    metrics: tuple[str, ...]  # functions of the probe
+    own_passes: tuple[str, ...]  # they run the network again
+    inequalities: tuple[str, ...] | None  # None: all of them
+    functions: tuple[OwnFunction, ...]  # given by the user
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The columns of a probe that the request reads."""
+        needs = [METRICS[name].needs for name in self.metrics]
+        needs += [row.needs for row in table.TABLE if row.name in (self.inequalities or ())]
+        needs += [getattr(function, "needs", COLUMNS) for function in self.functions]
+        return frozenset().union(*needs)
+
+    @property
+    def sharpness_alone(self) -> bool:
+        """Whether the short pass, which computes the sharpness and nothing else, is enough."""
+        others = self.own_passes or self.inequalities or self.functions
+        return self.metrics == ("sharpness",) and not others
+
+
+def read_request(quantities: Any) -> Request:
+    """Sort the argument ``quantities`` of ``measure`` by how each entry is computed.
+
+    Args:
+        quantities: "default", "all", "headline", a name, a function of a Probe, or a list of these.
+
+    Returns:
+        The request. Inequalities are restricted to those that are named, if any is.
+
+    Raises:
+        FlatlensError: if an entry is not a known name and not a function.
+
+    Example:
+        >>> request = read_request(["sharpness", "eq12"])
+        >>> request.metrics, request.inequalities
+        (('sharpness',), ('eq12',))
+    """
+    names, functions = _names_and_functions(quantities)
+    for name in names:
+        if name not in METRICS and name not in OWN_PASSES and name not in table.NAMES:
+            raise FlatlensError(f"quantity {name!r} is unknown; choose from {known_names()}")
+    metrics = tuple(name for name in names if name in METRICS)
+    inequalities = tuple(n for n in names if n in table.NAMES and n not in METRICS)
+    return Request(
+        metrics=metrics,
+        own_passes=tuple(name for name in names if name in OWN_PASSES),
+        inequalities=inequalities or None,
+        functions=functions,
+    )
+
+
+def known_names() -> str:
+    """List the sets, quantities and inequalities that can be asked for by name."""
+    inequalities = [name for name in table.NAMES if name not in METRICS]
+    return ", ".join([*METRICS, *OWN_PASSES, *inequalities, *SETS])
+
+
+def _names_and_functions(quantities: Any) -> tuple[list[str], tuple[OwnFunction, ...]]:
+    """Flatten the argument: sets become names, metrics given as functions become their names."""
+    if isinstance(quantities, str) or callable(quantities):
+        quantities = [quantities]
+    if not isinstance(quantities, (list, tuple, set, frozenset, dict)):
+        quantities = _as_list(quantities)
+    names: list[str] = []
+    functions: dict[str, OwnFunction] = {}
+    for entry in quantities:
+        if isinstance(entry, str):
+            names += SETS.get(entry, (entry,))
+        elif isinstance(entry, (Metric, Total)) and METRICS.get(entry.__name__) is entry:
+            names.append(entry.__name__)
+        elif callable(entry):
+            functions[function_name(entry)] = entry
+        else:
+            raise FlatlensError(
+                f"quantities holds a value of type {type(entry).__name__}; give names or functions "
+                "of a Probe"
+            )
+    if not names and not functions:
+        raise FlatlensError('quantities is empty; name at least one, or give "default"')
+    return list(dict.fromkeys(names)), tuple(functions.values())
+
+
+def _as_list(quantities: Any) -> list[Any]:
+    try:
+        return list(quantities)
+    except TypeError:
+        raise FlatlensError(
+            f"quantities is a value of type {type(quantities).__name__}; give a name, a function "
+            "of a Probe, or a list of these"
+        ) from None
+
+
+def function_name(function: OwnFunction) -> str:
+    """Return the name under which a function's value is reported.
+
+    Raises:
+        FlatlensError: if the function has no name of its own, or the name of a known quantity.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    if not name.isidentifier():
+        raise FlatlensError(
+            f"the function {name} in quantities has no name to report it by; use def, or set its "
+            "__name__"
+        )
+    if name in METRICS or name in OWN_PASSES or name in table.NAMES or name in SETS:
+        raise FlatlensError(
+            f"the function {name} in quantities has the name of a quantity of flatlens; rename it"
+        )
+    return name
+
+
+def own_value(function: OwnFunction, p: Probe) -> tuple[float, Array]:
+    """Compute a user's quantity.
+
+    Args:
+        function: takes the probe and returns a number, or one number per sample.
+        p: what the pass saw.
+
+    Returns:
+        The value (the mean over samples), and the samples' values (none for a single number).
+
+    Raises:
+        FlatlensError: if the function fails or returns something else.
+    """
+    name = function_name(function)
+    try:
+        result = function(p)
+    except FlatlensError:
+        raise
+    except Exception as error:
+        raise FlatlensError(f"the quantity {name} fails: {first_line(error)}") from error
+    try:
+        values = np.asarray(result, dtype=float)
+    except (TypeError, ValueError):
+        values = np.empty((0, 0))
+    if values.ndim == 0:
+        return float(values), np.empty(0)
+    if values.shape == (p.n,):
+        return float(values.mean()), values
+    returned = getattr(result, "shape", None)
+    given = f"shape {tuple(returned)}" if returned is not None else type(result).__name__
+    raise FlatlensError(
+        f"the quantity {name} returns {given}; return a number, or one number for each of the "
+        f"{p.n} samples"
+    )
+
+
+def own_pass_values(
+    name: str, model: nn.Module, x: Any, y: Any, **options: Any
+) -> dict[str, float]:
+    """Compute a quantity that takes passes of its own, with its standard error.
+
+    Args:
+        name: one of ``OWN_PASSES``.
+        model: the network.
+        x: the samples.
+        y: their targets.
+        options: arguments of ``measure``; those that the function does not take are ignored.
+
+    Returns:
+        The value by its name; ``NAME_se`` where it is an estimate, and ``NAME_converged`` = 0 where
+        an iteration did not converge.
+    """
+    from flatlens import perturb
+
+    function = getattr(perturb, name)
+    parameters = inspect.signature(function).parameters
+    given = {"y": y, **{k: v for k, v in options.items() if v is not None}}
+    estimate = function(model, x, **{k: v for k, v in given.items() if k in parameters})
+    values = {name: estimate.value}
+    if OWN_PASSES[name]:
+        values[f"{name}_se"] = estimate.se
+    if not estimate.converged:
+        values[f"{name}_converged"] = 0.0
+    return values
