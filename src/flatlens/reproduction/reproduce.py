@@ -41,7 +41,7 @@ from flatlens.reproduction.archive import read_records, write_records
 from flatlens.reproduction.recipe import Drawing, Recipe, drawings, recipes
 from flatlens.runs import read_runs
 from flatlens.runs.files import replacing
-from flatlens.runs.run import provenance
+from flatlens.runs.provenance import provenance
 from flatlens.training.sweep import SweepError, sweep
 from flatlens.training.train import _load
 

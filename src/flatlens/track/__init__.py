@@ -5,7 +5,7 @@ survives anything, `sinks` hands them to TensorBoard, MLflow, Weights & Biases o
 `lightning` and `transformers` are the callbacks of these frameworks.
 """
 
-from flatlens.runs.run import Run, RunBusyError, read_runs
+from flatlens.runs import Run, RunBusyError, read_runs
 from flatlens.track.schedules import at, every, log_spaced, on_interpolation
 from flatlens.track.tracker import Sink, Tracker
 

@@ -20,7 +20,8 @@ from flatlens.capture.inputs import batches
 from flatlens.errors import FlatlensError
 from flatlens.measurement import Measurement, measure
 from flatlens.metrics import METRICS
-from flatlens.runs.run import Record, Run
+from flatlens.runs import Run
+from flatlens.runs.record_file import Record
 from flatlens.track.schedules import Schedule, every
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 import flatlens as fl
 from flatlens.errors import FlatlensError
 from flatlens.measurement import Measurement
-from flatlens.runs.run import CHECKPOINT, CONFIG
+from flatlens.runs.layout import CHECKPOINT, CONFIG
 from flatlens.training.config import Config
 from flatlens.training.networks import build
 from flatlens.training.placement import place
