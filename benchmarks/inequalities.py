@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.data.datasets import Data, load
-from flatlens.runs.files import replacing
+from flatlens.files.replacing import replacing
 from flatlens.training.networks import build
 
 LR, BATCH, TRAIN, SAMPLES = 0.2, 20, 1_000, 100

@@ -27,9 +27,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from flatlens.training import train
 from flatlens.training.config import Config
 from flatlens.training.networks import build
+from flatlens.training.samples import Part
+from flatlens.training.state import TrainingState
+from flatlens.training.steps import make_optimizer
+from flatlens.training.train import run_steps
 
 SAMPLES = 2_000
 STEPS = {"mlp": 300, "lenet": 200, "vgg": 60}  # about a second each
@@ -49,9 +52,9 @@ class NoRun:
 
 def ours(config: Config, x: Tensor, y: Tensor) -> Work:
     def work(network: nn.Module) -> None:
-        part = train.Part(x, y.argmax(1), y)
-        state = train._State(config, network, train._optimizer(network, config), part, part)
-        train._go(state, NoRun(), 0, threading.Event(), lambda *_: None)  # type: ignore[arg-type]
+        part = Part(x, y.argmax(1), y)
+        state = TrainingState(config, network, make_optimizer(network, config), part, part)
+        run_steps(state, NoRun(), 0, threading.Event(), lambda *_: None)  # type: ignore[arg-type]
 
     return work
 
@@ -130,7 +133,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    train._State.record = lambda self, step: {}  # type: ignore[method-assign]
+    TrainingState.record = lambda self, step: {}  # type: ignore[method-assign]
     results = {}
     for name in given.models:
         results[name] = compare(name, given.batch, given.repeats)

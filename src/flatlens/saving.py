@@ -10,8 +10,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -23,8 +21,9 @@ import torch
 
 from flatlens.algebra.operator_norms import WeightNorms
 from flatlens.errors import FlatlensError, first_line
+from flatlens.files.plain_json import dumps, from_plain
+from flatlens.files.replacing import write_whole
 from flatlens.inequalities import Bounds, Inequality
-from flatlens.plain_json import dumps, from_plain
 from flatlens.probes import (
     FirstLayerProbe,
     InputProbe,
@@ -150,18 +149,7 @@ def write(path: Any, content: dict[str, Any]) -> Path:
         FlatlensError: if the path is not one or cannot be written.
     """
     path = checked_path(path)
-    text = dumps(content)
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(temporary).chmod(0o644)  # mkstemp's 600 would stay otherwise
-            Path(temporary).replace(path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
-    except OSError as error:
-        raise FlatlensError(f"cannot write {path}: {error.strerror or error}") from error
+    write_whole(path, dumps(content).encode())
     return path
 
 

@@ -122,7 +122,7 @@ def test_demo_json_is_one_object_and_repeats_bit_for_bit(capsys):
 
 def test_demo_learns_and_records_what_measure_says():
     data = load("digits")
-    run = demo.train(data, lr=1.0, steps=60, seed=0)
+    run = demo.train(lr=1.0, steps=60, seed=0)
     assert run.last.train_loss < 0.7 * run.records[0].train_loss
     m = fl.measure(run.model, data.x_train[: demo.SAMPLES])
     assert run.last.sqrt_sharpness == pytest.approx(m["sharpness"] ** 0.5, rel=1e-6)
@@ -132,7 +132,7 @@ def test_demo_learns_and_records_what_measure_says():
 
 def test_demo_leaves_the_global_generator_alone():
     before = torch.get_rng_state()
-    demo.train(load("digits"), lr=0.1, steps=2, seed=0)
+    demo.train(lr=0.1, steps=2, seed=0)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from flatlens.data import datasets as module
+from flatlens.data import image_sets
 from flatlens.data.datasets import load
 from flatlens.data.fetch import PUBLISHED, fetch, verify
 from flatlens.data.formats import read_cifar, read_cifar_python, read_idx
@@ -175,7 +175,7 @@ def make_cifar(folder: Path, labels=range(10)) -> Path:
 @pytest.fixture
 def few(monkeypatch):
     """The counts that the files of `make_cifar` have."""
-    monkeypatch.setattr(module, "CIFAR10_COUNTS", {"training": 5, "test": 1})
+    monkeypatch.setattr(image_sets, "CIFAR10_COUNTS", {"training": 5, "test": 1})
 
 
 def refusal(name: str, **options) -> str:
@@ -373,7 +373,7 @@ def test_cifar10_in_the_python_format_is_verified_and_not_fetched_again(root, mo
     folder = to_python(make_cifar(root))
     assert {path.parent for path in verify("cifar10")} == {folder}
     assert set(verify("cifar10").values()) == {"different"}
-    monkeypatch.setattr("flatlens.data.fetch.matches", lambda path, checksum: True)
+    monkeypatch.setattr("flatlens.data.places.matches", lambda path, checksum: True)
     assert fetch("cifar10") == folder.parent
 
 
@@ -543,6 +543,51 @@ def test_an_idx_header_that_promises_too_much(tmp_path):
     path.write_bytes(gzip.compress(bytes((0, 0, 8, 3)) + b"\xff" * 12 + b"12"))
     with pytest.raises(FlatlensError, match=r"images.gz is damaged: its header promises 4"):
         read_idx(path, 3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "synthetic:gaussians?n=1000000000000",
+        "synthetic:gaussians?shape=1000000,1000000,1000000",
+        "synthetic:gaussians?classes=1000000000000",
+        "synthetic:teacher?n=1000000000000",
+        "synthetic:teacher?hidden=1000000000000",
+    ],
+)
+def test_data_beyond_the_memory_is_refused_before_it_is_drawn(name):
+    assert "GB of memory" in refusal(name)
+
+
+def test_images_beyond_the_memory_are_refused(tmp_path):
+    pytest.importorskip("PIL")
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (4, 4)).save(tmp_path / "a" / "b.png")
+    assert "GB of memory" in refusal(f"folder:{tmp_path}?size=1000000")
+
+
+def test_an_npz_bomb_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("flatlens.memory.total_memory", lambda: 10**6)
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros((1000, 1000)), y=np.zeros(1000))
+    assert "GB of memory" in refusal(f"npz:{tmp_path}/a.npz")
+
+
+@pytest.mark.parametrize("kind", ["npz", "fashion-mnist", "cifar10", "folder"])
+def test_a_pipe_in_place_of_a_file_does_not_hang(root, kind, tmp_path, few):
+    if kind == "npz":
+        os.mkfifo(tmp_path / "a.npz")
+        assert "regular file" in refusal(f"npz:{tmp_path}/a.npz")
+        return
+    if kind == "folder":
+        (tmp_path / "images" / "a").mkdir(parents=True)
+        os.mkfifo(tmp_path / "images" / "a" / "b.png")
+        assert "regular file" in refusal(f"folder:{tmp_path}/images")
+        return
+    folder = make_fashion(root) if kind == "fashion-mnist" else make_cifar(root)
+    file = sorted(folder.iterdir())[0]
+    file.unlink()
+    os.mkfifo(file)
+    assert "is not here" in refusal(kind)
 
 
 def test_an_option_given_both_ways_is_refused():

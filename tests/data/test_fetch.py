@@ -1,6 +1,5 @@
 """Downloads, against a server on this machine that misbehaves in every way we know of."""
 
-import fcntl
 import hashlib
 import io
 import json
@@ -17,9 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from flatlens import cli
+from flatlens.data import download as download_module
 from flatlens.data import fetch as module
+from flatlens.data import published as published_module
 from flatlens.data.fetch import PUBLISHED, Published, download, fetch, verify
 from flatlens.errors import FlatlensError
 
@@ -158,7 +160,7 @@ def test_a_simple_server_will_do(server, path, fault):
 
 def test_a_wrong_file_is_refused_and_not_kept(server, path):
     server.files["/file"] = b"a login page"
-    assert f"{server.url()} gives is not the published file" in refusal(server, path)
+    assert f"{server.url()} is not the published one" in refusal(server, path)
     assert tree(path.parent) == []
 
 
@@ -180,7 +182,7 @@ def test_a_server_error_keeps_what_is_there(server, path):
 
 
 def test_a_server_that_falls_silent(server, path, monkeypatch):
-    monkeypatch.setattr(module, "TIMEOUT", 0.3)
+    monkeypatch.setattr(download_module, "TIMEOUT", 0.3)
     server.fault = "stall"
     assert "broke off: timed out" in refusal(server, path)
     assert part(path).read_bytes() == WHOLE[:100_000]
@@ -201,8 +203,7 @@ def test_a_folder_that_cannot_be_made(server, tmp_path):
 
 def test_two_downloads_of_one_file_do_not_mix(server, path):
     left(path, WHOLE[:10])
-    with part(path).open("ab") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
+    with FileLock(path.with_name("file.part.lock")):
         assert "Another process is downloading" in refusal(server, path)
     assert server.log == []
 
@@ -257,7 +258,8 @@ def sets(server, monkeypatch, tmp_path) -> Path:
     plain = Published("two files", sums, server.url(""), sums)
     inside = {name: digest(content) for name, content in packed.items()}
     tarred = Published("packed", inside, server.url(""), {"packed.tar.gz": digest(archive)})
-    monkeypatch.setattr(module, "PUBLISHED", {"plain": plain, "packed": tarred})
+    for place in (module, published_module):
+        monkeypatch.setattr(place, "PUBLISHED", {"plain": plain, "packed": tarred})
     monkeypatch.setenv("FLATLENS_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "flatlens"
@@ -299,10 +301,39 @@ def test_what_flatlens_data_holds_is_not_fetched(sets, server, tmp_path):
     assert server.log == []
 
 
+@pytest.mark.parametrize("moment", ["_extract", "matches", "replace"])
+def test_a_fetch_killed_while_unpacking_is_completed_by_the_next(sets, monkeypatch, moment):
+    def killed(*_):
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        if moment == "replace":  # the second file is not renamed
+            real, calls = Path.replace, []
+            counted = lambda self, to: (  # noqa: E731
+                killed() if calls.append(to) or len(calls) == 3 else real(self, to)
+            )
+            patch.setattr(Path, "replace", counted)
+        else:
+            patch.setattr(module, moment, killed)
+        patch.setattr(module.shutil, "rmtree", lambda *_, **__: None)  # the process is gone
+        with pytest.raises(SystemExit):
+            fetch("packed")
+    assert module.find("packed") is None
+    assert fetch("packed") == sets / "packed"
+    assert set(verify("packed").values()) == {"good"}
+    assert tree(sets) == ["packed/batches/one.bin", "packed/batches/two.bin"]
+
+
+def test_a_fetch_that_ends_incomplete_says_so(sets, monkeypatch):
+    monkeypatch.setattr(module, "unpack", lambda *_: None)
+    with pytest.raises(FlatlensError, match=r"not complete after the download: batches/one.bin"):
+        fetch("packed")
+
+
 def test_an_archive_with_another_file_in_it_is_refused(sets, monkeypatch):
     source = module.PUBLISHED["packed"]
     files = {**source.files, "batches/two.bin": digest(b"2")}
-    monkeypatch.setitem(module.PUBLISHED, "packed", replace(source, files=files))
+    monkeypatch.setitem(published_module.PUBLISHED, "packed", replace(source, files=files))
     with pytest.raises(FlatlensError, match=r"packed.tar.gz: batches/two.bin is not the published"):
         fetch("packed")
     assert module.find("packed") is None
@@ -311,7 +342,7 @@ def test_an_archive_with_another_file_in_it_is_refused(sets, monkeypatch):
 def test_an_archive_that_lacks_a_file_is_refused(sets, monkeypatch):
     source = module.PUBLISHED["packed"]
     files = {**source.files, "batches/three.bin": digest(b"3")}
-    monkeypatch.setitem(module.PUBLISHED, "packed", replace(source, files=files))
+    monkeypatch.setitem(published_module.PUBLISHED, "packed", replace(source, files=files))
     with pytest.raises(FlatlensError, match=r"Cannot unpack .*three.bin"):
         fetch("packed")
 

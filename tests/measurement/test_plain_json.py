@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flatlens import FlatlensError
-from flatlens.plain_json import dumps, from_plain, to_plain
+from flatlens.files.plain_json import dumps, from_plain, to_plain
 
 NUMBERS = [0.1, 1e-310, -0.0, 2.0**70, math.inf, -math.inf, math.nan]
 

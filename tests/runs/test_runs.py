@@ -1,5 +1,6 @@
 """A run folder survives anything, and whatever is wrong with it is said in one sentence."""
 
+import hashlib
 import json
 import math
 import os
@@ -13,10 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 
 import flatlens as fl
-from flatlens.runs import Run, RunBusyError, read_runs
+from flatlens.runs import Run, RunBusyError, is_finished, read_runs
 from flatlens.runs import run as module
+from flatlens.runs.provenance import scrubbed
 
 SRC = Path(module.__file__).parents[2]
 RECORDS = [
@@ -247,7 +250,7 @@ def test_interrupted_while_writing(folder, monkeypatch):
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(module.os, "fsync", interrupt)
+            patch.setattr(os, "fsync", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 run.append({"step": 3})
             with pytest.raises(KeyboardInterrupt):
@@ -327,9 +330,280 @@ def test_fewer_records_than_the_checkpoint_knows(folder):
 
 def test_rests_of_a_killed_writer_are_removed(folder):
     filled(folder)
-    (folder / ".checkpoint.safetensors.new").write_bytes(b"half")
+    (folder / ".checkpoint.safetensors.new").write_bytes(b"half")  # of flatlens 0.1.0
+    (folder / ".flatlens-unfinished-x1-checkpoint.safetensors").write_bytes(b"half")
     Run.open(folder).close()
     assert sorted(p.name for p in folder.iterdir()) == ["config.json", "lock", "records.jsonl"]
+
+
+def test_files_of_others_are_not_removed(folder):
+    filled(folder)
+    mine = [".notes.new", ".flatlens-notes", "figure.png.new", ".flatlens-unfinished-x1-error.txt"]
+    for name in mine:
+        (folder / name).write_text("mine")
+    Run.open(folder).close()
+    assert set(mine) < {p.name for p in folder.iterdir()}
+
+
+# ------------------------------------------------------------------ finished runs
+
+
+def finished(folder):
+    """A finished run of three records whose checkpoint was written after the second."""
+    with Run.open(folder) as run:
+        run.append(RECORDS[0])
+        run.append(RECORDS[1])
+        run.checkpoint({"w": torch.ones(1)}, {"step": 1})
+        run.append(RECORDS[2])
+        run.finish()
+    return (folder / "records.jsonl").read_bytes()
+
+
+def test_done_holds_number_and_checksum_of_the_records(folder):
+    data = finished(folder)
+    content = json.loads((folder / "done").read_text())
+    assert content == {"records": 3, "sha256": hashlib.sha256(data).hexdigest()}
+    assert is_finished(folder)
+
+
+LOST = {
+    "has 2 records": lambda data: b"\n".join(data.split(b"\n")[:2]) + b"\n",
+    "checksum": lambda data: data.replace(b"1.797", b"1.796"),
+    "has 0 records": lambda data: b"",
+    "damaged": lambda data: data.replace(b'{"step": 2', b'"step": 2'),
+}
+
+
+@pytest.mark.parametrize("words", LOST)
+def test_a_finished_run_that_lost_records_is_noticed_and_repaired(folder, words):
+    data = finished(folder)
+    (folder / "records.jsonl").write_bytes(LOST[words](data))
+    assert not is_finished(folder)
+    with refused("records.jsonl", words):
+        read_runs(folder)
+    with Run.open(folder) as run:
+        assert run.damage is not None
+        run.repair()
+        assert not run.done
+        # the records before the checkpoint decide whether it can be used
+        assert (run.restore() is not None) == (words != "has 0 records")
+        for record in RECORDS[len(run.records) :]:
+            run.append(record)
+        run.finish()
+    assert (folder / "records.jsonl").read_bytes() == data
+    assert is_finished(folder)
+
+
+def test_records_before_the_checkpoint_that_were_changed_start_the_run_again(folder):
+    data = finished(folder)
+    (folder / "records.jsonl").write_bytes(data.replace(b"0.30000000000000004", b"0.3"))
+    with Run.open(folder) as run:
+        run.repair()
+        assert run.restore() is None
+        assert run.records == []
+
+
+def test_what_follows_the_last_record_of_a_finished_run_is_dropped(folder):
+    data = finished(folder)
+    (folder / "records.jsonl").write_bytes(data + b'{"step": 9}\n{"st')
+    with Run.open(folder) as run:
+        assert run.damage is None
+        assert len(run.records) == 3
+    assert (folder / "records.jsonl").read_bytes() == data
+
+
+def test_the_empty_done_of_0_1_0_is_accepted(folder):
+    finished(folder)
+    (folder / "done").write_bytes(b"")
+    content = json.loads((folder / "config.json").read_text())
+    assert content.pop("format") == 2
+    (folder / "config.json").write_text(json.dumps(content))
+    assert is_finished(folder)
+    assert len(read_runs(folder)) == 3
+    with Run.open(folder) as run:
+        assert run.done
+        assert run.damage is None
+
+
+def test_a_later_format_is_refused(folder):
+    filled(folder)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | {"format": 3}))
+    with refused("format 3", "newer flatlens"):
+        Run.open(folder)
+
+
+# ------------------------------------------------------------------ hostile files
+
+DEEP = "[" * 100_000 + "]" * 100_000
+HOSTILE_LINES = {
+    "nested too deeply": DEEP.encode(),
+    "levels": b'{"step": ' + b"[" * 40 + b"]" * 40 + b"}",
+    "integer of 400 digits": b'{"step": ' + b"7" * 400 + b"}",
+    "integer beyond 64 bits": b'{"step": 9999999999999999999}',
+    "'step' is [1]": b'{"step": [1]}',
+    "not UTF-8": b'{"step": "\xff"}',
+    "not JSON": b'{"step" 1}',
+    "instead of an object": b"[1]",
+}
+
+
+@pytest.mark.parametrize("words", HOSTILE_LINES)
+def test_a_hostile_record_is_refused_by_file_line_and_reason(folder, words):
+    data = filled(folder)
+    (folder / "records.jsonl").write_bytes(data + HOSTILE_LINES[words] + b"\n")
+    for read in (Run.open, read_runs):
+        with refused("line 4", "records.jsonl", words):
+            read(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[]", "object"),
+        ('{"config": 3}', "'config' is 3"),
+        ('{"provenance": {}}', "'config' is missing"),
+        (f'{{"config": {DEEP}}}', "nested too deeply"),
+        ('{"config": {"seed": ' + "1" * 400 + "}}", "400 digits"),
+        ('{"config": {}, "format": "two"}', "'format'"),
+    ],
+)
+def test_a_hostile_config_is_refused_by_its_field(folder, content, words):
+    filled(folder)
+    (folder / "config.json").write_text(content)
+    with refused("config.json", words):
+        Run.open(folder)
+
+
+@pytest.mark.parametrize("name", ["records.jsonl", "config.json", "done", "checkpoint.safetensors"])
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_links_pipes_and_folders_are_not_read(folder, tmp_path, name, kind):
+    finished(folder)
+    path = folder / name
+    path.rename(tmp_path / "elsewhere")
+    if kind == "link":
+        path.symlink_to(tmp_path / "elsewhere")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    words = "symbolic link" if kind == "link" else "regular file"
+    if name == "checkpoint.safetensors":
+        with Run.open(folder) as run, refused(name, words):
+            run.restore()
+    elif name == "done":
+        with Run.open(folder) as run:
+            assert words in (run.damage or "")
+    else:
+        with refused(name, words):
+            Run.open(folder)
+
+
+def test_a_hostile_checkpoint_description_is_refused(folder):
+    with Run.open(folder) as run:
+        for text in ('{"records": "many", "meta": {}}', '{"records": 0}', DEEP, "7"):
+            data = save({"w": torch.ones(1)}, {"flatlens": text})
+            (folder / "checkpoint.safetensors").write_bytes(data)
+            with refused("checkpoint.safetensors", "damaged"):
+                run.restore()
+        (folder / "checkpoint.safetensors").write_bytes(save({"w": torch.ones(1)}))
+        with refused("checkpoint.safetensors", "damaged"):
+            run.restore()
+
+
+# ------------------------------------------------------------------ the lock
+
+
+def test_a_forked_child_does_not_hold_the_lock(folder):
+    script(FORKED, str(folder))
+
+
+FORKED = """
+    import os, sys, time
+    from flatlens.runs import Run
+    run = Run.open(sys.argv[1])
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            run.append({"step": 0})
+        except Exception as error:
+            assert "closed" in str(error), error
+            os.write(write_end, b"refused")
+        time.sleep(60)
+        os._exit(0)
+    assert os.read(read_end, 7) == b"refused"
+    run.append({"step": 1})
+    run.close()
+    with Run.open(sys.argv[1]) as again:  # the child lives, and holds nothing
+        assert again.records == [{"step": 1}]
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+"""
+
+
+def test_run_folders_need_no_fcntl(folder):
+    """As on Windows: neither module may be imported by flatlens itself."""
+    script(NO_FCNTL, str(folder))
+
+
+NO_FCNTL = """
+    import os, sys
+    import filelock, torch  # the library has a lock of its own for every system
+    sys.modules["fcntl"] = None
+    del os.fork, os.register_at_fork, os.pwrite, os.O_NOFOLLOW, os.O_NONBLOCK
+    filelock.FileLock = filelock.SoftFileLock
+    from flatlens.runs import Run, RunBusyError, read_runs
+    import flatlens.data, flatlens.data.fetch, flatlens.training.train
+    with Run.open(sys.argv[1]) as run:
+        run.append({"step": 0})
+        run.checkpoint({"w": torch.ones(1)}, {"step": 0})
+        try:
+            Run.open(sys.argv[1])
+        except RunBusyError:
+            run.finish()
+    assert len(read_runs(sys.argv[1])) == 1
+"""
+
+
+# ------------------------------------------------------------------ provenance
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--hub-token", "s3cret"],
+        ["--api-key=s3cret"],
+        ["--wandb.api_key", "s3cret"],
+        ["--password", "s3cret"],
+        ["PASSWORD=s3cret"],
+        ["--data", "npz:a?token=s3cret"],
+        ["--address", "tcp://me:s3cret@host:1"],
+        ["--header", "Authorization: s3cret"],
+        ["hf_abcdefghijs3cret"],
+        ["--x", "ghp_0123456789s3cret"],
+    ],
+)
+def test_secrets_of_the_command_line_are_not_stored(folder, monkeypatch, words):
+    monkeypatch.setattr(sys, "argv", ["flatlens", "train", *words, "--lr", "0.1"])
+    Run.open(folder).close()
+    text = (folder / "config.json").read_text()
+    assert "s3cret" not in text
+    command = json.loads(text)["provenance"]["command"]
+    assert command[:2] == ["flatlens", "train"]
+    assert command[-2:] == ["--lr", "0.1"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--model", "timm:vit_tiny_patch16_224", "--tokens", "8"],
+        ["--data", "npz:/home/me/key/a.npz", "--seed", "12345678901"],
+        ["--config", "C:\\keys\\a.toml", "--steps", "1000000000000"],
+    ],
+)
+def test_ordinary_words_of_the_command_line_stay(words):
+    assert scrubbed(words) == words
 
 
 # ------------------------------------------------------------------ reading many
@@ -376,6 +650,21 @@ def test_damaged_runs_may_be_left_out_and_told(tmp_path):
     assert len(read_runs(tmp_path / "bad", damaged=told)) == 0
 
 
+def test_unreadable_runs_are_named_with_the_reason(tmp_path):
+    for name in ("good", "bad", "lost"):
+        finished(tmp_path / name)
+    (tmp_path / "bad" / "config.json").write_text("{")
+    (tmp_path / "lost" / "records.jsonl").unlink()
+    with pytest.warns(UserWarning, match="left out") as caught:
+        table = read_runs(tmp_path)
+    assert set(table.run) == {"good"}
+    assert sorted(table.attrs["unreadable"]) == ["bad", "lost"]
+    messages = [str(warning.message) for warning in caught]
+    assert len(messages) == 2
+    assert "bad/config.json is missing or damaged" in messages[0]
+    assert "lost/records.jsonl: No such file" in messages[1]
+
+
 def test_no_runs(tmp_path):
     with refused("no run", str(tmp_path)):
         read_runs(tmp_path)
@@ -414,7 +703,7 @@ KILLED = """
     import os, random, signal, sys, time
     from pathlib import Path
     import torch
-    from flatlens.runs.run import Run, RunBusyError, read_runs
+    from flatlens.runs import Run, RunBusyError, read_runs
 
     def train(folder):
         with Run.open(folder, {"steps": 60}) as run:
@@ -543,7 +832,7 @@ def test_a_full_disk(tmp_path):
 READ_ONLY = """
     import sys
     import flatlens as fl
-    from flatlens.runs.run import Run, read_runs
+    from flatlens.runs import Run, read_runs
     for name in ("a", "new"):
         try:
             Run.open(sys.argv[1] + "/" + name)
@@ -572,7 +861,7 @@ def test_a_folder_that_may_not_be_written(tmp_path, monkeypatch):
     def forbid(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(module.os, "open", forbid)
+    monkeypatch.setattr(os, "open", forbid)
     with refused(str(tmp_path / "a"), "permission denied"):
         Run.open(tmp_path / "a")
 

@@ -1,9 +1,11 @@
 """The frozen config of a run: one plain form, refusals that name the field, stable names."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, fields, replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -11,10 +13,14 @@ import pytest
 from flatlens import FlatlensError
 from flatlens.training.config import Config, due_steps
 from flatlens.training.options import chosen, options
+from flatlens.training.schedule import MeasureSchedule
 
+DEEP: dict = {}
+for _ in range(5_000):
+    DEEP = {"a": DEEP}
 BAD = {
-    "model": [3, ""],
-    "model_options": ["relu", {1: 2}, {"a": object()}, {"a": float("nan")}],
+    "model": [3, "", "a\0b"],
+    "model_options": ["relu", {1: 2}, {"a": object()}, {"a": float("nan")}, DEEP, {"a": 10**400}],
     "data": [None],
     "data_options": [[1]],
     "classes": ["01", [], [0.5], [-1], 3],
@@ -22,13 +28,25 @@ BAD = {
     "loss": ["mse"],
     "label_smoothing": [-0.1, 1.0, "much"],
     "optimizer": ["lion"],
-    "lr": [0, -1.0, float("nan"), float("inf"), 1e300, "fast", True],
+    "lr": [10**400, 10**5000, 0, -1.0, float("nan"), float("inf"), 1e300, "fast", True],
     "momentum": [1.0, -0.5],
     "rho": [0.0],
     "batch_size": [0, 2.5, 10**23],
     "steps": [0, True, "many"],
-    "seed": [-1, 10**23],
-    "measure": ["every:0", "sometimes", "log", "at:", 0, [1, -2], 2.5],
+    "seed": [-1, 10**23, 1.5, 2.0, "1.5", 10**5000],
+    "measure": [
+        "every:0",
+        "sometimes",
+        "log",
+        "at:",
+        0,
+        [1, -2],
+        2.5,
+        "log:9999999999",
+        "every:" + "9" * 400,
+        "at:" + "9" * 5000,
+        10**5000,
+    ],
     "samples": [0],
     "quantities": [[], 3, ["mls", 3]],
     "evaluate": [0],
@@ -44,7 +62,10 @@ def test_every_field_has_a_bad_value_here():
     assert list(BAD) == [f.name for f in fields(Config)]
 
 
-@pytest.mark.parametrize(("name", "value"), [(k, v) for k, bad in BAD.items() for v in bad])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [pytest.param(k, v, id=f"{k}-{n}") for k, bad in BAD.items() for n, v in enumerate(bad)],
+)
 def test_a_bad_value_is_refused_by_the_name_of_its_field(name, value):
     with pytest.raises(FlatlensError, match=rf"The field {name} is .*must be"):
         Config.from_dict({name: value})
@@ -91,6 +112,62 @@ def test_toml(tmp_path):
         Config.from_toml(path)
     with pytest.raises(FlatlensError, match=r"none.toml: No such file"):
         Config.from_toml(tmp_path / "none.toml")
+
+
+HOSTILE_TOML = {
+    "is not TOML": "lr = ",
+    "nested too deeply": "model_options = " + "[" * 10_000 + "]" * 10_000,
+    "levels": "model_options = " + "[" * 40 + "]" * 40,
+    "beyond 64 bits": "seed = " + "9" * 400,
+    "is not TOML: Exceeds": "seed = " + "9" * 5_000,
+    "The field seed is 1.5": "seed = 1.5",
+    "The field lr is '0.1'": 'lr = "0.1"',
+}
+
+
+@pytest.mark.parametrize("words", HOSTILE_TOML)
+def test_hostile_toml_is_refused_in_one_sentence(tmp_path, words):
+    (tmp_path / "run.toml").write_text(HOSTILE_TOML[words])
+    with pytest.raises(FlatlensError) as caught:
+        Config.from_toml(tmp_path / "run.toml")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_toml_that_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "run.toml")
+    with pytest.raises(FlatlensError, match="not a regular file"):
+        Config.from_toml(tmp_path / "run.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff")
+    with pytest.raises(FlatlensError, match="is not TOML"):
+        Config.from_toml(tmp_path / "bytes.toml")
+
+
+ARCHIVED = {
+    "mlp-fashion-mnist-sgd-lr0.05-b20-seed0-0f42aa88": Config(
+        data="fashion-mnist",
+        train_size=1_000,
+        lr=0.05,
+        steps=50_000,
+        measure="every:1000",
+        quantities=("default", "relative_flatness", "bound_authors", "d_authors"),
+    ),
+    "vgg-cifar10-sgd-lr0.05-b20-seed0-48ba550c": Config(
+        model="vgg",
+        data="cifar10",
+        classes=(0, 1),
+        lr=0.05,
+        steps=200_000,
+        measure="every:2000",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ARCHIVED)
+def test_names_of_published_runs_stay(name):
+    """As in docs/reproduction/records.jsonl.gz."""
+    assert ARCHIVED[name].name == name
 
 
 def test_the_name_stands_for_what_records_depend_on():
@@ -142,6 +219,20 @@ def test_log_spaced_steps_are_those_of_the_tracker():
 
     when = log_spaced(7)
     assert due_steps("log:7", 3_000)[:-1] == [s for s in range(3_000) if when(s)]
+
+
+@pytest.mark.parametrize("measure", ["every:7", "log:1", "log:3", "log:50", "log:1000", "at:0,3,9"])
+def test_a_schedule_decides_each_step_as_its_list_does(measure):
+    schedule = MeasureSchedule(measure, 3_000)
+    assert [step for step in range(3_001) if step in schedule] == list(schedule)
+
+
+def test_a_schedule_of_a_trillion_steps_is_lazy():
+    for measure in ("every:1", "log:1000"):
+        schedule = MeasureSchedule(measure, 10**12)
+        assert list(islice(schedule, 3)) == [0, 1, 2]
+        assert 10**12 in schedule
+        assert 10**12 + 1 not in schedule
 
 
 @pytest.mark.parametrize("many", [False, True])

@@ -249,7 +249,7 @@ def test_without_timm_the_extra_is_named(monkeypatch):
         ("lenet", {"classes": 3}, "unexpected keyword argument 'classes'"),
         ("torch.nn:Linear", {"in_features": 3}, "missing a required argument: 'out_features'"),
         ("mlp", {"activation": "swish"}, "Unknown activation 'swish'; use relu"),
-        ("mlp", {"widths": (3,)}, "at least an input and an output width"),
+        ("mlp", {"widths": (3,)}, "at least input and output width"),
         ("vit", {"patch": 5}, "to divide"),
     ],
 )

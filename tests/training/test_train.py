@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -21,9 +22,10 @@ import flatlens as fl
 from flatlens import FlatlensError, cli
 from flatlens.data.datasets import load
 from flatlens.runs import Run, read_runs
-from flatlens.training import train as training
 from flatlens.training.config import Config
-from flatlens.training.train import batches, train
+from flatlens.training.state import TrainingState
+from flatlens.training.steps import batches
+from flatlens.training.train import train
 
 KILLS = int(os.environ.get("FLATLENS_KILLS", "20")) * 4 // 5  # the other fifth: test_sweep
 SMALL = Config(
@@ -169,11 +171,11 @@ def test_optimisers_do_what_their_papers_say(tmp_path, rule):
 )
 def test_losses_and_their_averages(loss, smoothing, expected):
     config = replace(SMALL, loss=loss, label_smoothing=smoothing, dtype="float64")
-    state = training._State.start(config)
+    state = TrainingState.start(config)
     index = torch.arange(9)
     f = state.network(state.train.x[index])
     wanted = expected(f, state.train.y[index])
-    torch.testing.assert_close(training._step(state)(index), wanted.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(state.step_function()(index), wanted.detach(), rtol=1e-12, atol=0)
 
 
 def soft(y):
@@ -207,6 +209,52 @@ def test_float_targets_have_losses_and_no_accuracy(tmp_path):
     assert records["train_loss"].iloc[-1] < records["train_loss"].iloc[0]
     assert "loss_gap" in records
     assert "train_accuracy" not in records
+
+
+def test_float_targets_without_a_test_part(tmp_path):
+    generator = np.random.default_rng(0)
+    for name, y in (("column", (30,)), ("table", (30, 1))):
+        arrays = {"x": generator.normal(size=(30, 64)), "y": generator.normal(size=y)}
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+        config = replace(
+            SMALL,
+            data=f"npz:{tmp_path}/{name}.npz",
+            model_options={"widths": (64, 12, 1)},
+            train_size=None,
+        )
+        records = train(config, tmp_path / name)
+        assert records["train_loss"].iloc[-1] < records["train_loss"].iloc[0]
+        assert "test_loss" not in records
+
+
+class Complex(nn.Module):
+    """Complex weights, real outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 10, dtype=torch.complex64))
+
+    def forward(self, x):
+        return (x.to(self.weight.dtype) @ self.weight).abs()
+
+
+class ComplexBuffer(nn.Module):
+    """Real weights, a complex table."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+        self.register_buffer("turns", torch.ones(10, dtype=torch.complex64))
+
+    def forward(self, x):
+        return (self.linear(x) * self.turns).abs()
+
+
+@pytest.mark.parametrize("name", ["Complex", "ComplexBuffer"])
+def test_a_complex_network_is_refused(tmp_path, name):
+    config = replace(SMALL, model=f"test_train:{name}", model_options={})
+    with pytest.raises(FlatlensError, match=r"has complex numbers \(torch.complex64\)"):
+        train(config, tmp_path / "run")
 
 
 # --- records
@@ -287,6 +335,21 @@ def test_a_failure_while_writing_loses_nothing(tmp_path, monkeypatch, unbroken, 
     assert_same(tmp_path / "run", unbroken)
 
 
+@pytest.mark.parametrize("lost", ["all", "last", "changed", "file"])
+def test_a_finished_run_that_lost_records_is_trained_again(tmp_path, unbroken, lost):
+    shutil.copytree(unbroken, tmp_path / "run")
+    records = tmp_path / "run" / "records.jsonl"
+    lines = records.read_bytes().splitlines(keepends=True)
+    contents = {"last": lines[:-1], "changed": [lines[0].replace(b"1", b"2"), *lines[1:]]}
+    records.write_bytes(b"".join(contents.get(lost, [])))
+    if lost == "file":
+        records.unlink()
+    with pytest.warns(UserWarning, match=r"records.jsonl is damaged: .*trained again"):
+        train(NOISY, tmp_path / "run")
+    assert_same(tmp_path / "run", unbroken)
+    train(NOISY, tmp_path / "run")  # without a warning
+
+
 def test_a_torn_line_is_computed_again(tmp_path, unbroken):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Run, "finish", lambda _: os.kill(os.getpid(), 0))
@@ -300,14 +363,14 @@ def test_a_torn_line_is_computed_again(tmp_path, unbroken):
 
 
 def test_control_c_finishes_the_step_and_keeps_it(tmp_path, monkeypatch, unbroken):
-    real = training._State.record
+    real = TrainingState.record
 
     def interrupted(self, step):
         if step == 20:
             os.kill(os.getpid(), signal.SIGINT)
         return real(self, step)
 
-    monkeypatch.setattr(training._State, "record", interrupted)
+    monkeypatch.setattr(TrainingState, "record", interrupted)
     config = replace(NOISY, checkpoint_every=1_000)
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "run")
@@ -320,7 +383,7 @@ def test_control_c_finishes_the_step_and_keeps_it(tmp_path, monkeypatch, unbroke
 
 def test_a_finished_run_is_read_not_repeated(tmp_path, monkeypatch):
     first = train(SMALL, tmp_path / "run")
-    monkeypatch.setattr(training._State, "start", None)
+    monkeypatch.setattr(TrainingState, "start", None)
     assert train(SMALL, tmp_path / "run").equals(first)
 
 
@@ -389,6 +452,11 @@ REFUSED = {
         "data": "synthetic:gaussians",
         "classes": (0, 1),
     },
+    "mlp needs a depth from 1 to 10,000, got 100000000": {
+        "model_options": {"widths": (64, 12, 10), "depth": 10**8}
+    },
+    "mlp with these options would need about": {"model_options": {"widths": (64, 10**9, 10**9)}},
+    "data would need about": {"data": "synthetic:teacher", "data_options": {"n": 10**12}},
     "given classes twice": {"classes": (0, 1), "data_options": {"classes": 2}},
     "batch of one sample (Expected more than 1 value per channel": {
         "model": "test_train:Noisy",
@@ -426,9 +494,10 @@ def test_a_run_made_before_a_field_was_added_has_its_default(tmp_path):
         train(replace(SMALL, evaluate=50), tmp_path / "run")
 
 
-def test_a_done_run_without_records_is_refused(tmp_path):
+def test_a_done_run_of_0_1_0_without_records_is_refused(tmp_path):
     train(SMALL, tmp_path / "run")
     (tmp_path / "run" / "records.jsonl").write_bytes(b"")
+    (tmp_path / "run" / "done").write_bytes(b"")
     with pytest.raises(FlatlensError, match="is done but has no records; delete it"):
         train(SMALL, tmp_path / "run")
 
@@ -439,10 +508,25 @@ def test_a_done_run_without_records_is_refused(tmp_path):
 )
 def test_a_checkpoint_of_something_else_is_refused(tmp_path, tensors, meta):
     with Run.open(tmp_path / "run", SMALL.identity) as run:
-        own = training._State.start(SMALL).tensors()
+        own = TrainingState.start(SMALL).tensors()
         run.checkpoint(own if tensors is None else tensors, meta)
     with pytest.raises(FlatlensError, match=r"is not of this run .*; delete it"):
         train(SMALL, tmp_path / "run")
+
+
+def test_a_trillion_steps_start_at_once(tmp_path, monkeypatch):
+    config = replace(SMALL, steps=10**12, measure="every:5")
+    real = TrainingState.record
+
+    def stop(self, step):
+        if step == 10:
+            raise KeyboardInterrupt
+        return real(self, step)
+
+    monkeypatch.setattr(TrainingState, "record", stop)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run")
+    assert (tmp_path / "run" / "records.jsonl").read_bytes().count(b"\n") == 2
 
 
 WORDS = "--model-options.widths [64,12,10] --steps 60 --train-size 130 --samples 10 --measure 20"

@@ -1,7 +1,7 @@
-"""Files into arrays: IDX (MNIST and its kin), CIFAR-10 binary and python, NumPy's npz.
+"""Read arrays from files: IDX (MNIST and relatives), CIFAR-10 (binary and Python), NumPy's npz.
 
-A file that is cut short, damaged or of another kind is refused by its name, in one sentence;
-what comes back is whole.
+A file that is cut short, damaged, too large or of another kind raises a FlatlensError that names
+it. No code from a file is ever run.
 """
 
 from __future__ import annotations
@@ -20,19 +20,30 @@ from jaxtyping import UInt8
 from numpy.typing import NDArray
 
 from flatlens.errors import FlatlensError, first_line
+from flatlens.memory import refuse_beyond_memory
 
 CIFAR_CLASSES = 10
 CIFAR_IMAGE = (3, 32, 32)  # red, green and blue planes, each row by row
 CIFAR_RECORD = 1 + math.prod(CIFAR_IMAGE)  # the label comes first
+LARGEST_IDX = 1 << 29  # bytes of an array; FashionMNIST has 47 million
 PICKLED = ("numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype")  # in a batch
 
 
 def read_idx(path: Path, axes: int) -> UInt8[np.ndarray, ...]:
-    """The array of unsigned bytes in a gzipped IDX file that must have so many axes.
+    """Read an array of unsigned bytes from a gzipped IDX file.
 
-    Two zero bytes, 8 for unsigned bytes, the number of axes; the axes as big-endian 32-bit
-    integers; the entries, last axis fastest.
+    The format: two zero bytes, 8 for unsigned bytes, the number of axes; the axes as big-endian
+    32-bit integers; the entries, last axis fastest.
+
+    Args:
+        path: the file.
+        axes: number of axes that the array must have.
+
+    Raises:
+        FlatlensError: if the file is missing, damaged, or of another kind.
     """
+    _check_regular(path)
+    shape: tuple[int, ...] = ()
     try:
         with gzip.open(path) as stream:
             magic = stream.read(4)
@@ -44,7 +55,11 @@ def read_idx(path: Path, axes: int) -> UInt8[np.ndarray, ...]:
             header = stream.read(4 * axes)
             shape = struct.unpack(f">{axes}I", header) if len(header) == 4 * axes else ()
             promised = math.prod(shape) if shape else 0
+            if promised > LARGEST_IDX:
+                raise OverflowError
             content = stream.read(promised + 1)  # one more, to see the end of the file
+    except FlatlensError:
+        raise
     except (EOFError, zlib.error) as error:
         raise FlatlensError(f"{path} is cut short or damaged: {error}.") from error
     except (OverflowError, MemoryError) as error:
@@ -66,7 +81,8 @@ def read_idx(path: Path, axes: int) -> UInt8[np.ndarray, ...]:
 
 
 def read_cifar(path: Path) -> tuple[UInt8[np.ndarray, "n 3 32 32"], UInt8[np.ndarray, " n"]]:
-    """Images and labels of one CIFAR-10 batch in the binary format: label and pixels in turn."""
+    """Read images and labels of a CIFAR-10 batch in the binary format: label and pixels in turn."""
+    _check_regular(path)
     try:
         content = np.fromfile(path, np.uint8)
     except OSError as error:
@@ -83,19 +99,20 @@ def read_cifar(path: Path) -> tuple[UInt8[np.ndarray, "n 3 32 32"], UInt8[np.nda
 def read_cifar_python(
     path: Path,
 ) -> tuple[UInt8[np.ndarray, "n 3 32 32"], UInt8[np.ndarray, " n"]]:
-    """The same of one batch in the python format: a pickled dict of `data` and `labels`.
+    """Read images and labels of a CIFAR-10 batch in the Python format: a pickled dict.
 
-    A pickle can call anything. Of this one nothing is called, not even NumPy: its names stand for
-    the arguments that it has for them, and any other name than those of a batch is refused.
+    A pickle can call anything. Here nothing is called, not even NumPy: the three names of a batch
+    become plain containers of their arguments, and every other name is refused.
     """
+    _check_regular(path)
     try:
         with path.open("rb") as stream:
             batch = _Batch(stream, encoding="bytes").load()
     except OSError as error:
         raise FlatlensError(f"Cannot read {path}: {error.strerror or error}.") from error
     except Exception as error:  # damaged pickles raise whatever their next byte leads to
-        told = first_line(error).rstrip(".")
-        raise FlatlensError(f"{path} is cut short or no CIFAR-10 batch: {told}.") from error
+        reason = first_line(error).rstrip(".")
+        raise FlatlensError(f"{path} is cut short or no CIFAR-10 batch: {reason}.") from error
     labels: Any = batch.get(b"labels") if isinstance(batch, dict) else None
     content = _bytes(batch.get(b"data")) if isinstance(labels, list) else None
     if not content or len(content) != len(labels) * math.prod(CIFAR_IMAGE):
@@ -108,7 +125,7 @@ def read_cifar_python(
 
 
 class _Stored:
-    """What stands in a pickle for something of NumPy: the arguments and the state it came with."""
+    """Placeholder for a NumPy object in a pickle: its arguments and its state, never called."""
 
     state: Any = None
 
@@ -127,7 +144,7 @@ class _Batch(pickle.Unpickler):
 
 
 def _bytes(array: Any) -> bytes | None:
-    """The content of a pickled array of unsigned bytes, its rows one after the other."""
+    """Return the content of a pickled array of unsigned bytes, row after row, or None."""
     match getattr(array, "state", None):
         case (_, (_, _), _Stored(arguments=(b"u1", *_)), 0, bytes(content)):
             return content
@@ -135,7 +152,7 @@ def _bytes(array: Any) -> bytes | None:
 
 
 def _checked(path: Path, labels: list[Any]) -> UInt8[np.ndarray, " n"]:
-    """Labels of a batch as an array, all of them classes of CIFAR-10."""
+    """Return the labels of a batch as an array; all of them must be classes of CIFAR-10."""
     for place, label in enumerate(labels):
         if label not in range(CIFAR_CLASSES):
             raise FlatlensError(
@@ -146,24 +163,48 @@ def _checked(path: Path, labels: list[Any]) -> UInt8[np.ndarray, " n"]:
 
 
 def read_npz(path: Path, keys: Sequence[str]) -> dict[str, NDArray[np.generic]]:
-    """Those of the arrays called `keys` that an npz file has; pickled objects are never loaded."""
+    """Read the arrays with the given names that an npz file has.
+
+    Args:
+        path: the file.
+        keys: names of the arrays; names that the file lacks are left out.
+
+    Raises:
+        FlatlensError: if the file is damaged, holds Python objects (which are never loaded), or
+            unpacks to more than the memory of this machine.
+    """
+    _check_regular(path)
     try:
         with path.open("rb") as stream:
             file = np.load(stream, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise FlatlensError(f"{path} is a single array; save it with numpy.savez(x=, y=).")
-            arrays = {key: file[key] for key in keys if key in file.files}
+            there = [key for key in keys if key in file.files]
+            _check_unpacked_size(path, file, there)
+            arrays = {key: file[key] for key in there}
     except FlatlensError:
         raise
     except OSError as error:
         raise FlatlensError(f"Cannot read {path}: {error.strerror or error}.") from error
     except Exception as error:  # damaged files raise whatever their next byte leads to
         if "Object arrays" in str(error):
-            why = "it holds arrays of Python objects, which are never loaded; save numbers"
+            reason = "it holds arrays of Python objects, which are never loaded; save numbers"
         else:
-            why = "it is damaged or not a NumPy .npz file"
-        raise FlatlensError(f"Cannot read {path}: {why}.") from error
+            reason = "it is damaged or not a NumPy .npz file"
+        raise FlatlensError(f"Cannot read {path}: {reason}.") from error
     for key, array in arrays.items():
-        if not isinstance(array, np.ndarray):  # a file in the archive that is none of NumPy's
+        if not isinstance(array, np.ndarray):  # another kind of file in the archive
             raise FlatlensError(f"{path}: {key} is not a NumPy array.")
     return arrays
+
+
+def _check_unpacked_size(path: Path, file: Any, keys: Sequence[str]) -> None:
+    """Refuse an archive that unpacks to more than the memory of this machine."""
+    sizes = {info.filename.removesuffix(".npy"): info.file_size for info in file.zip.infolist()}
+    refuse_beyond_memory(2 * sum(sizes.get(key, 0) for key in keys), f"The arrays of {path}")
+
+
+def _check_regular(path: Path) -> None:
+    """Refuse a pipe, a device or a folder; opening a pipe would wait forever."""
+    if path.exists() and not path.is_file():
+        raise FlatlensError(f"Cannot read {path}: it is not a regular file.")

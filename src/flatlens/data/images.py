@@ -1,7 +1,7 @@
-"""Folders of images into arrays: PATH/class/image.png, with Pillow (extra `images`).
+"""Read images from class folders, PATH/class/image.png, with Pillow (extra `images`).
 
-Classes are the folders' names in sorted order. Images come in an order that mixes the classes and
-depends on nothing but their names, so that the first few are a fair choice.
+Classes are the names of the folders in sorted order. The order of the images mixes the classes and
+depends on their names alone, so that the first few images are a fair choice.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Int, UInt8
 
 from flatlens.errors import FlatlensError
+from flatlens.memory import refuse_beyond_memory
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 MODES = {1: "L", 3: "RGB"}  # Pillow's names for grey and colour
@@ -25,7 +26,19 @@ Part = tuple[UInt8[np.ndarray, "_ c h w"], Int[np.ndarray, " _"]]  # images, cla
 def read(
     path: Path, size: int | Sequence[int] | None = None, channels: int = 3
 ) -> tuple[list[str], Part, Part]:
-    """Names of the classes; images and class numbers to train, and to test (maybe none)."""
+    """Read a folder of images.
+
+    Args:
+        path: the folder.
+        size: one number, or height and width, to which all images are scaled. None keeps them.
+        channels: 3 for colour, 1 for grey.
+
+    Returns:
+        Names of the classes; images and class numbers to train; the same to test (may be empty).
+
+    Raises:
+        FlatlensError: if the folder has no images, or one of them cannot be read.
+    """
     shape = (size,) if isinstance(size, int) else tuple(size or ())
     if len(shape) > 2 or any(pixels < 1 for pixels in shape):
         raise FlatlensError(f"size={size!r} of {path} is not one or two numbers of pixels.")
@@ -49,7 +62,7 @@ def read(
 
 
 def parts(path: Path) -> tuple[Path, Path | None]:
-    """The folder to train on and, if there, the one to test on: train/ and test/ or val/."""
+    """Return the folder to train on and, if there, the one to test on: train/ and test/ or val/."""
     if not path.is_dir():
         raise FlatlensError(f"{path} is not a folder.")
     if not (path / "train").is_dir():
@@ -59,7 +72,7 @@ def parts(path: Path) -> tuple[Path, Path | None]:
 
 
 def class_names(folder: Path) -> list[str]:
-    """Names of the classes, in the order of their numbers."""
+    """Return the names of the classes, in the order of their numbers."""
     names = sorted(f.name for f in folder.iterdir() if f.is_dir() and f.name[0] != ".")
     if not names:
         raise FlatlensError(f"{folder} has no class folders; images are looked for as class/*.png.")
@@ -69,7 +82,7 @@ def class_names(folder: Path) -> list[str]:
 def read_part(
     folder: Path, names: Sequence[str], size: tuple[int, int] | None, channels: int
 ) -> Part:
-    """Images and class numbers of one folder; `size` is height and width, None as they are."""
+    """Read images and class numbers of one folder; `size` is height and width, None keeps them."""
     if extra := set(class_names(folder)) - set(names):
         raise FlatlensError(f"{folder / min(extra)} is a class that the training folder lacks.")
     files = [
@@ -81,6 +94,9 @@ def read_part(
     ]
     if not files:
         raise FlatlensError(f"{folder} has no images ({', '.join(SUFFIXES)}) in its class folders.")
+    pixels_of_image = size or (1, 1)
+    needed = 5 * len(files) * channels * pixels_of_image[0] * pixels_of_image[1]
+    refuse_beyond_memory(needed, f"The images of {folder}")  # bytes and float32
     files.sort(key=lambda item: _mixed(item[0]))
     images: list[UInt8[np.ndarray, "c h w"]] = []
     for file, _ in files:
@@ -97,7 +113,9 @@ def read_part(
 def read_image(
     file: Path, size: tuple[int, int] | None, channels: int
 ) -> UInt8[np.ndarray, "c h w"]:
-    """One image; for another size its middle, as large as the shape allows, is scaled."""
+    """Read one image; to change its size, its largest middle part of that shape is scaled."""
+    if not file.is_file():  # opening a pipe would wait forever
+        raise FlatlensError(f"{file} is not a regular file.")
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
@@ -119,7 +137,7 @@ def read_image(
 
 
 def _mixed(file: Path) -> str:
-    """A key that mixes the classes, from class and file name alone."""
+    """Return a key that mixes the classes, from class and file name alone."""
     return hashlib.sha256(f"{file.parent.name}/{file.name}".encode()).hexdigest()
 
 

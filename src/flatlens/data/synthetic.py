@@ -1,6 +1,7 @@
-"""Made-up data sets for which no file is needed: `synthetic:gaussians`, `synthetic:teacher`.
+"""Random data sets that need no file: `synthetic:gaussians`, `synthetic:teacher`.
 
-Each gives `n` samples to train and `n` others to test, drawn alike and settled by `seed`.
+Each has `n` samples to train and `n` others to test from the same distribution. They depend on
+`seed` alone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from flatlens.errors import FlatlensError
+from flatlens.memory import refuse_beyond_memory
 
 Arrays = tuple[Float[np.ndarray, "m ..."], Int[np.ndarray, " m"]]
 
@@ -24,9 +26,21 @@ def gaussians(
     seed: int = 0,
     shape: Sequence[int] | None = None,
 ) -> Arrays:
-    """One cloud a class: a random centre at distance 1 from 0, and `noise` in every coordinate.
+    """Draw one Gaussian cloud per class around a random centre of length 1.
 
-    `shape`, such as (3, 32, 32), takes the place of `dim` for networks that read images.
+    Args:
+        n: number of samples to train, and as many to test.
+        dim: number of inputs.
+        classes: number of classes.
+        noise: standard deviation of every coordinate.
+        seed: seed of all random numbers.
+        shape: shape of an input, such as (3, 32, 32), in place of `dim`.
+
+    Returns:
+        Inputs and classes of 2 n samples.
+
+    Raises:
+        FlatlensError: if a number is out of range, or the arrays do not fit into memory.
 
     >>> x, y = gaussians(n=3, dim=2, classes=2)
     >>> x.shape, y.shape
@@ -35,6 +49,7 @@ def gaussians(
     shape = (dim,) if shape is None else tuple(shape)
     dim = math.prod(shape)
     _check(n=n, dim=min(shape), classes=classes, noise=noise, seed=seed)
+    _refuse_too_many(4 * n * dim + classes * dim)
     draw = np.random.default_rng(seed)
     centres = draw.normal(size=(classes, dim))
     centres /= np.linalg.norm(centres, axis=1, keepdims=True)
@@ -51,17 +66,30 @@ def teacher(
     seed: int = 0,
     hidden: int = 20,
 ) -> Arrays:
-    """Normal inputs, labelled by a random network dim-hidden-classes (tanh).
+    """Draw normal inputs, labelled by a random network dim-hidden-classes (tanh).
 
-    The label is its largest output after normal numbers of size `noise` were added; without them
-    an output has size about 1.
+    Args:
+        n: number of samples to train, and as many to test.
+        dim: number of inputs.
+        classes: number of classes.
+        noise: standard deviation of the noise on the network's outputs, which have size about 1.
+            The label is the largest output after the noise was added.
+        seed: seed of all random numbers.
+        hidden: number of hidden units.
+
+    Returns:
+        Inputs and classes of 2 n samples.
+
+    Raises:
+        FlatlensError: if a number is out of range, or the arrays do not fit into memory.
     """
     _check(n=n, dim=dim, classes=classes, noise=noise, seed=seed, hidden=hidden)
+    _refuse_too_many(2 * n * (dim + 2 * hidden + 3 * classes) + hidden * (dim + classes))
     draw = np.random.default_rng(seed)
-    first = draw.normal(size=(dim, hidden)) / math.sqrt(dim)
-    second = draw.normal(size=(hidden, classes)) / math.sqrt(hidden)
+    first_weight = draw.normal(size=(dim, hidden)) / math.sqrt(dim)
+    second_weight = draw.normal(size=(hidden, classes)) / math.sqrt(hidden)
     x = draw.normal(size=(2 * n, dim))
-    outputs = np.tanh(x @ first) @ second
+    outputs = np.tanh(x @ first_weight) @ second_weight
     return x, (outputs + noise * draw.normal(size=outputs.shape)).argmax(axis=1)
 
 
@@ -73,6 +101,11 @@ def _check(noise: float, seed: int, **counts: int) -> None:
         raise FlatlensError(
             f"noise={noise} and seed={seed} of synthetic data must be finite and not negative."
         )
+
+
+def _refuse_too_many(entries: int) -> None:
+    """Refuse arrays beyond the memory: float64 numbers, and their copy in float32."""
+    refuse_beyond_memory(12 * entries, "This synthetic data")
 
 
 KINDS: dict[str, Callable[..., Arrays]] = {"gaussians": gaussians, "teacher": teacher}

@@ -15,7 +15,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator
 
 from flatlens.errors import FlatlensError
-from flatlens.runs.files import replacing
+from flatlens.files.replacing import replacing
 
 WIDTH = 5.5  # inches: the text width of the paper's format
 # Okabe and Ito's colours, black and yellow left out; lines differ in dashes, points in shape too

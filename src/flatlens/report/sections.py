@@ -25,12 +25,12 @@ from flatlens.figures import correlations, style, tightness, trends
 from flatlens.figures import zoo as figure3
 from flatlens.figures.correlations import QUANTITIES, number
 from flatlens.figures.trends import PANELS
+from flatlens.files.replacing import replacing
 from flatlens.report import interactive
 from flatlens.report.page import Html, Page, download, join, more, plotly_js, table, tag, verdict
 from flatlens.report.sources import PARTS, Source, label, read, read_measurement
 from flatlens.reproduction import claims
 from flatlens.reproduction.reproduce import followed, judged, overview, summary
-from flatlens.runs.files import replacing
 from flatlens.zoo.zoo import SKIPPED, kept
 
 EXTRA = ("log_volume_top3", "test_loss", "test_accuracy", "generalization_gap")  # further trends

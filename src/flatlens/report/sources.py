@@ -13,12 +13,14 @@ import pandas as pd
 from flatlens.analysis import tables as records
 from flatlens.errors import FlatlensError
 from flatlens.figures.zoo import AXES
+from flatlens.files.plain_json import NON_FINITE
 from flatlens.reproduction import claims
 from flatlens.reproduction.archive import read_records
 from flatlens.reproduction.reproduce import PROVENANCE, RECORDS, finished
 from flatlens.runs import read_runs
-from flatlens.runs.run import CONFIG, NON_FINITE, _flat
-from flatlens.runs.run import RECORDS as LINES
+from flatlens.runs.layout import CONFIG
+from flatlens.runs.layout import RECORDS as LINES
+from flatlens.runs.run_config import flattened
 from flatlens.training.config import Config
 
 # columns of `claims.json` that are shown
@@ -96,7 +98,7 @@ def read(path: Path) -> Source:
     files = [file.parent / CONFIG for file in sorted(path.rglob(LINES))]
     configs = [_json(file) for file in files]
     made = [c["provenance"] for c in configs if isinstance(c.get("provenance"), dict)]
-    keys = dict.fromkeys(key for c in configs for key in _flat(c["config"]))
+    keys = dict.fromkeys(key for c in configs for key in flattened(c["config"]))
     settings = [f"config.{key}" if f"config.{key}" in df else key for key in keys]
     zoo = None
     if {"class", *AXES, *(f"{axis}_se" for axis in AXES)} <= set(df):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,17 @@ from typing import Any
 import pandas as pd
 
 from flatlens.errors import FlatlensError
-from flatlens.runs.files import replacing
-from flatlens.runs.run import NON_FINITE
+from flatlens.files.plain_json import restored, to_plain
+from flatlens.files.reading import parse_json, read_gzip_lines
+from flatlens.files.replacing import replacing
+from flatlens.files.schema import Field, checked
+
+SCHEMA = {
+    "recipe": Field((str,), required=True),
+    "run": Field((str,), required=True),
+    "step": Field((int,), required=True, low=0),
+}
+CELL = Field((int, float, str, bool, list, dict, type(None)))
 
 
 def write_records(frames: Mapping[str, pd.DataFrame], path: Path) -> None:
@@ -31,31 +39,27 @@ def write_records(frames: Mapping[str, pd.DataFrame], path: Path) -> None:
     ):
         for recipe, frame in frames.items():
             for row in frame.to_dict("records"):
-                line = {"recipe": recipe} | {str(k): _plain(v) for k, v in row.items()}
+                line = {"recipe": recipe} | {str(k): to_plain(v) for k, v in row.items()}
                 file.write((json.dumps(line, allow_nan=False) + "\n").encode())
 
 
 def read_records(path: Path) -> dict[str, pd.DataFrame]:
-    """The tables again."""
-    rows: dict[str, list[dict[str, Any]]] = {}
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            for line in file:
-                row = {key: _back(value) for key, value in json.loads(line).items()}
-                rows.setdefault(row.pop("recipe"), []).append(row)
-    except (OSError, EOFError, ValueError, KeyError, AttributeError) as error:
-        raise FlatlensError(f"Cannot read records from {path}: {error}.") from error
-    if not rows:
+    """Return the tables that `write_records` wrote, by the name of their recipe.
+
+    Raises:
+        FlatlensError: if the file is damaged; the message names the line and the field.
+    """
+    rows_of_recipe: dict[str, list[dict[str, Any]]] = {}
+    for number, line in enumerate(read_gzip_lines(path), 1):
+        where = f"Line {number} of {path}"
+        record = checked(parse_json(line, where), SCHEMA, where, others=CELL)
+        row = {key: _cell(value) for key, value in record.items()}
+        rows_of_recipe.setdefault(row.pop("recipe"), []).append(row)
+    if not rows_of_recipe:
         raise FlatlensError(f"{path} holds no records.")
-    return {recipe: pd.DataFrame(found) for recipe, found in rows.items()}
+    return {recipe: pd.DataFrame(rows) for recipe, rows in rows_of_recipe.items()}
 
 
-def _plain(value: Any) -> Any:
-    return str(float(value)) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _back(value: Any) -> Any:
-    """Lists are tuples in a table, so that it can group them."""
-    if isinstance(value, list):
-        return tuple(map(_back, value))
-    return NON_FINITE.get(value, value) if isinstance(value, str) else value
+def _cell(value: Any) -> Any:
+    """Return a value as a table holds it: tuples for lists, so that it can group them."""
+    return tuple(map(_cell, value)) if isinstance(value, list) else restored(value)

@@ -1,12 +1,13 @@
-"""The paper's story in one command: flatness and compression over training, two learning rates.
+"""The paper in one command: flatness and compression over training, for two learning rates.
 
-The larger one ends flatter, with a smaller volume and dimension. (MLS and NMLS are not smaller
-after the default 10,000 steps: with the smaller learning rate they are still rising then.)
+A 64-64-64-10 ReLU network learns 1,000 digits twice, with learning rates 0.1 and 1.0. The demo
+records the sharpness of the loss and the compression of the representation over the steps. Loss
+and optimiser are those of the paper's experiments: squared error averaged over the batch *and* the
+outputs, plain SGD, batch 20.
 
-A 64-64-64-10 ReLU network learns 1,000 digits twice, with learning rates 0.1 and 1.0; the
-sharpness of the loss and the compression of the representation are followed over the steps.
-Loss and optimiser are those of the paper's experiments: squared error averaged over the batch
-*and* the outputs, plain SGD, batch 20.
+The larger learning rate ends flatter, with a smaller volume and dimension. MLS (maximum local
+sensitivity) and NMLS (its sum over the layers) are not smaller after the default 10,000 steps: with
+the smaller learning rate they are still rising then.
 """
 
 from __future__ import annotations
@@ -15,34 +16,39 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 
 import flatlens as fl
-from flatlens.data.datasets import Data, load
-from flatlens.runs.files import replacing
-from flatlens.training.networks import mlp
+from flatlens.data import load
+from flatlens.files.plain_json import to_plain
+from flatlens.files.replacing import replacing
+from flatlens.training.config import Config
+from flatlens.training.state import TrainingState
+from flatlens.training.surroundings import torch_settings
+from flatlens.training.train import updates
 
 LEARNING_RATES = (0.1, 1.0)
 WIDTHS = (64, 64, 64, 10)
 BATCH = 20
 SAMPLES = 100  # training images that are measured, always the first ones
-COLOURS = ("#0072B2", "#D55E00")  # Okabe and Ito's blue and vermilion: told apart by all readers
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+)  # of Okabe and Ito: all readers can tell them apart
 STYLES = ("-", "--")
 
 
 @dataclass(frozen=True)
 class Record:
-    """What is known at one step; losses are squared errors averaged over samples and outputs."""
+    """The values of one step; losses are squared errors averaged over samples and outputs."""
 
     step: int
     train_loss: float
@@ -69,8 +75,8 @@ PANELS = {
 
 
 @dataclass(frozen=True)
-class Run:
-    """One training: its learning rate, the trained network, what was recorded on the way."""
+class DemoRun:
+    """One training: its learning rate, the trained network, and the records on the way."""
 
     lr: float
     model: nn.Module
@@ -78,11 +84,12 @@ class Run:
 
     @property
     def last(self) -> Record:
+        """The record of the last step."""
         return self.records[-1]
 
 
 def schedule(steps: int) -> list[int]:
-    """Steps at which to measure: 1, 2, 5 in each decade below 200, then every 200, and the last.
+    """Return the steps to measure: 1, 2, 5 in each decade below 200, every 200, and the last.
 
     >>> schedule(500)
     [0, 1, 2, 5, 10, 20, 50, 100, 200, 400, 500]
@@ -91,51 +98,49 @@ def schedule(steps: int) -> list[int]:
     return [*(s for s in early if s < steps), *range(200, steps, 200), steps]
 
 
-def train(
-    data: Data, lr: float, steps: int, seed: int, tick: Callable[[], object] = lambda: None
-) -> Run:
-    """Plain SGD from a seeded start; `tick` is called after every step."""
-    with torch.random.fork_rng(devices=[]):  # the caller's generator stays as it is
-        torch.manual_seed(seed)
-        model = mlp(WIDTHS)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    targets = F.one_hot(data.y_train, data.classes).to(data.x_train)
-    batches = _batches(len(targets), seed)
-    due = set(schedule(steps))
-    records = [record(model, data, 0)]
-    for step in range(1, steps + 1):
-        index = next(batches)
-        optimizer.zero_grad()
-        F.mse_loss(model(data.x_train[index]), targets[index]).backward()
-        optimizer.step()
-        if step in due:
-            records.append(record(model, data, step))
-        tick()
-    return Run(lr, model, records)
-
-
-def record(model: nn.Module, data: Data, step: int) -> Record:
-    """Everything that the figure shows, at one step."""
-    p = fl.probe(model, data.x_train[:SAMPLES])
-    train_loss, train_accuracy = _evaluate(model, data.x_train, data.y_train, data.classes)
-    test_loss, test_accuracy = _evaluate(model, data.x_test, data.y_test, data.classes)
-    return Record(
-        step=step,
-        train_loss=train_loss,
-        test_loss=test_loss,
-        train_accuracy=train_accuracy,
-        test_accuracy=test_accuracy,
-        sqrt_sharpness=math.sqrt(fl.sharpness(p)),
-        nmls=fl.nmls(p),
-        log_volume=fl.log_volume(p),
-        log_volume_top3=fl.log_volume(p, top=3),
-        mls=fl.mls(p),
-        local_dimension=fl.local_dimension(p),
+def config(lr: float, steps: int, seed: int) -> Config:
+    """Return the training of one learning rate."""
+    return Config(
+        model_options={"widths": WIDTHS},
+        data="digits",
+        lr=lr,
+        batch_size=BATCH,
+        steps=steps,
+        seed=seed,
+        samples=SAMPLES,
+        quantities=("sharpness", "nmls", "log_volume", "log_volume_top3", "mls", "local_dimension"),
     )
 
 
-def draw(runs: list[Run]) -> Figure:
-    """Six panels over the steps, one line a learning rate."""
+def train(lr: float, steps: int, seed: int, tick: Callable[[], object] = lambda: None) -> DemoRun:
+    """Train one network and record it on the way.
+
+    Args:
+        lr: learning rate.
+        steps: number of steps.
+        seed: seed of the initial weights and of the order of the batches.
+        tick: called after every step.
+    """
+    settings = config(lr, steps, seed)
+    with torch_settings(settings):  # the caller's threads and generator are put back
+        state = TrainingState.start(settings)
+        due = set(schedule(steps))
+        records = [_record(state, 0)]
+        for step, _ in updates(state):
+            if step in due:
+                records.append(_record(state, step))
+            tick()
+    return DemoRun(lr, state.network, records)
+
+
+def _record(state: TrainingState, step: int) -> Record:
+    values = state.record(step)
+    shared = {field.name: values[field.name] for field in fields(Record) if field.name in values}
+    return Record(**shared, sqrt_sharpness=math.sqrt(values["sharpness"]))  # type: ignore[arg-type]
+
+
+def draw(runs: list[DemoRun]) -> Figure:
+    """Draw six panels over the steps, with one line per learning rate."""
     # Figure rather than pyplot: no window, no state shared with the caller's own figures
     figure = Figure(figsize=(10, 5.6), layout="constrained")
     axes = figure.subplots(2, 3, sharex=True)
@@ -156,7 +161,7 @@ def draw(runs: list[Run]) -> Figure:
 
 
 def save(figure: Figure, out: Path) -> dict[str, Path]:
-    """PNG and PDF, each whole or not at all (written beside its place, then renamed)."""
+    """Save the figure as PNG and PDF; each file is written whole or not at all."""
     out.mkdir(parents=True, exist_ok=True)
     paths = {"png": out / "demo.png", "pdf": out / "demo.pdf"}
     for kind, path in paths.items():
@@ -168,24 +173,29 @@ def save(figure: Figure, out: Path) -> dict[str, Path]:
 
 
 def main(out: Path, steps: int, seed: int, as_json: bool) -> None:
-    """Both runs, the figure, and either tables or one JSON object on standard output."""
-    out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made is said at once
-    data = load("digits")
-    runs = []
-    with _one_thread(), _progress(steps * len(LEARNING_RATES)) as tick:
-        for lr in LEARNING_RATES:
-            runs.append(train(data, lr, steps, seed, tick))
+    """Train both networks, save the figure, and print tables or one JSON object.
+
+    Args:
+        out: folder for the figure.
+        steps: number of steps of each training.
+        seed: seed of the initial weights and of the order of the batches.
+        as_json: print one JSON object instead of tables.
+    """
+    out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be created fails at once
+    with _progress(steps * len(LEARNING_RATES)) as tick:
+        runs = [train(lr, steps, seed, tick) for lr in LEARNING_RATES]
     paths = save(draw(runs), out)
     if as_json:
         print(json.dumps(_summary(runs, seed, paths), allow_nan=False))
         return
     _print_table(runs, steps)
+    data = load("digits")
     print(f"\nThe network of learning rate {runs[-1].lr}, on {SAMPLES} training images:\n")
     print(fl.measure(runs[-1].model, data.x_train[:SAMPLES], data.y_train[:SAMPLES]))
     print(f"\nFigure: {paths['png']} (and {paths['pdf'].name})")
 
 
-def _print_table(runs: list[Run], steps: int) -> None:
+def _print_table(runs: list[DemoRun], steps: int) -> None:
     table = Table(title=f"{'-'.join(map(str, WIDTHS))} ReLU on 1,000 digits after {steps:,} steps")
     table.add_column("quantity")
     for run in runs:
@@ -196,50 +206,19 @@ def _print_table(runs: list[Run], steps: int) -> None:
     Console().print(table)
 
 
-def _summary(runs: list[Run], seed: int, paths: dict[str, Path]) -> dict[str, Any]:
+def _summary(runs: list[DemoRun], seed: int, paths: dict[str, Path]) -> dict[str, Any]:
     return {
         "seed": seed,
         "runs": [
-            {"lr": run.lr, "records": [_finite(asdict(r)) for r in run.records]} for run in runs
+            {"lr": run.lr, "records": [to_plain(asdict(r)) for r in run.records]} for run in runs
         ],
         "figure": {kind: str(path) for kind, path in paths.items()},
     }
 
 
-def _finite(fields: dict[str, int | float]) -> dict[str, int | float | str]:
-    """JSON has no infinities: a log volume of -inf is written as the string "-inf"."""
-    return {key: value if math.isfinite(value) else str(value) for key, value in fields.items()}
-
-
-def _batches(n: int, seed: int) -> Iterator[Tensor]:
-    """Indices of one batch after another, each epoch in a new order."""
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        yield from torch.randperm(n, generator=generator).split(BATCH)
-
-
-@torch.no_grad()
-def _evaluate(model: nn.Module, x: Tensor, y: Tensor, classes: int) -> tuple[float, float]:
-    f = model(x)
-    loss = F.mse_loss(f, F.one_hot(y, classes).to(f))
-    accuracy = (f.argmax(-1) == y).double().mean()
-    return loss.item(), 100 * accuracy.item()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Matrices this small are slower on many threads, far slower on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[], object]]:
-    """A bar on standard error while a person looks at it; else nothing."""
+    """Show a progress bar on standard error, on a terminal only."""
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
         task = progress.add_task("training", total=total)

@@ -36,14 +36,14 @@ from flatlens.figures.correlations import QUANTITIES, correlations
 from flatlens.figures.style import save
 from flatlens.figures.tightness import tightness
 from flatlens.figures.trends import trends
+from flatlens.files.replacing import replacing
 from flatlens.reproduction import claims, timing
 from flatlens.reproduction.archive import read_records, write_records
 from flatlens.reproduction.recipe import Drawing, Recipe, drawings, recipes
 from flatlens.runs import read_runs
-from flatlens.runs.files import replacing
-from flatlens.runs.run import provenance
+from flatlens.runs.provenance import provenance
+from flatlens.training.samples import load_data
 from flatlens.training.sweep import SweepError, sweep
-from flatlens.training.train import _load
 
 RECORDS, PROVENANCE = "records.jsonl.gz", "provenance.json"
 # the paper's definition, and the authors' code's
@@ -90,7 +90,7 @@ def reproduce(
     wanted = drawings(names)
     train = train and source is None
     for name in wanted if train else ():
-        _load(known[name].configs(scale)[0])  # data that are not there are told at once, and once
+        load_data(known[name].configs(scale)[0])  # missing data is reported at once
     files: list[Path] = []
     problems: list[str] = []
     with _accounted(out, scale, source, problems):

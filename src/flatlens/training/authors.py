@@ -1,4 +1,4 @@
-"""Quantities as the authors' code has them, where it differs from the paper's definition.
+"""Quantities as the code of the paper's authors computes them, where it differs from the paper.
 
 `bound_authors` is the right side of Eq. 12, `d_authors` D of Eq. 48 (the right side of Eq. 11),
 both with the norms below and 1e-4 added to every squared norm of an input.
@@ -37,9 +37,14 @@ def bound_authors(p: Probe) -> float:
 
 
 def d_authors(p: Probe) -> float:
-    """The same with the layer that reads the network's input alone; nan if there is none."""
-    first = next((layer for layer in p.layers if layer.reads_input), None)
-    return math.nan if first is None else math.sqrt(_ratio(p, first).mean() * sharpness(p))
+    """sqrt(mean_i ||W||^2 / (||x_i||^2 + 1e-4)) sqrt(S) of the layer that reads the input.
+
+    NaN if no layer reads the input of the network.
+    """
+    input_layer = next((layer for layer in p.layers if layer.reads_input), None)
+    return (
+        math.nan if input_layer is None else math.sqrt(_ratio(p, input_layer).mean() * sharpness(p))
+    )
 
 
 def _ratio(p: Probe, layer: LayerProbe) -> Float[Array, " n"]:
@@ -57,7 +62,13 @@ VARIANTS: dict[str, Callable[[Probe], float]] = {
 
 
 def split(quantities: str | Sequence[str]) -> tuple[str | list[str], list[str]]:
-    """What `measure` is asked for, and which variants; "default" may stand in a list.
+    """Split names into those for `measure` and variants of the authors.
+
+    Args:
+        quantities: names. "default" in a list stands for all default names.
+
+    Returns:
+        Quantities for `measure`, and names of `VARIANTS`.
 
     >>> split(["mls", "d_authors"]), split("all")
     ((['mls'], ['d_authors']), ('all', []))

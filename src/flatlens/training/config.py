@@ -1,4 +1,4 @@
-"""One training run as a frozen, validated value: everything that its records depend on.
+"""The config of a training run: a frozen, validated value that determines its records.
 
 Nothing heavy is imported here, so that the command line can show every field at once.
 """
@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import operator
 import re
-import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from flatlens.errors import FlatlensError
+from flatlens.files.reading import read_toml, shown
+from flatlens.training.config_checks import CHECKS, thawed
+from flatlens.training.schedule import due_steps
 
-LOSSES = ("mean_squared", "half_squared", "cross_entropy")
-OPTIMIZERS = ("sgd", "momentum", "adam", "sam", "asam")
-DTYPES = ("float32", "float64")
+__all__ = ["Config", "due_steps", "read_toml"]
+
 RHO = {"sam": 0.05, "asam": 0.5}  # the radii that the two papers recommend
-FREE = ("checkpoint_every", "snapshots")  # fields that change no record
+FREE = ("checkpoint_every", "snapshots")  # fields that do not change the records
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,13 @@ class Config:
     data_options
         Keyword arguments of the reader of the data.
     classes
-        Keep the images of these classes only; the network's outputs stay as many as before.
+        Keep only the images of these classes; the network still has all its outputs.
     train_size
-        Train on the first so many samples. By default on all.
+        Train on this many samples, the first ones. By default on all.
     loss
         mean_squared: squared error averaged over the batch and the outputs, as in the paper's
-        experiments. half_squared: half of it summed over the outputs. cross_entropy.
+        experiments. half_squared: half the squared error, summed over the outputs and averaged
+        over the batch. cross_entropy: softmax cross-entropy.
     label_smoothing
         Share of each target that is spread evenly over all classes.
     optimizer
@@ -54,9 +54,9 @@ class Config:
     lr
         Learning rate.
     momentum
-        Of the optimiser momentum.
+        Momentum of the optimiser momentum; the others ignore it.
     rho
-        Radius of sam and asam. By default 0.05 and 0.5.
+        Radius of sam and asam. By default 0.05 for sam and 0.5 for asam.
     batch_size
         Samples in one step; the last batch of an epoch may be smaller.
     steps
@@ -69,12 +69,13 @@ class Config:
     samples
         Number of samples to measure, the first ones of the training data.
     quantities
-        default, all, or names of the quantities to measure, default among them; also the authors'
-        variants bound_authors and d_authors.
+        default, all, or a list of names of quantities. The list may contain default, and the
+        variants of the paper's authors, bound_authors and d_authors.
     evaluate
-        Losses and accuracies over the first so many training and test samples. By default all.
+        Number of training and of test samples for losses and accuracies, the first ones. By
+        default all.
     checkpoint_every
-        Steps between checkpoints; a killed run goes on from the last one.
+        Steps between checkpoints; a run that was killed resumes from the last one.
     snapshots
         Keep the weights of every record as snapshots/STEP.safetensors in the run's folder, so
         that other quantities can be measured later without training again.
@@ -83,7 +84,7 @@ class Config:
     dtype
         float32 or float64.
     threads
-        CPU threads of torch: sums are only repeated bit for bit with the same number.
+        CPU threads of torch. Records repeat bit for bit only with the same number of threads.
     """
 
     model: str = "mlp"
@@ -112,46 +113,58 @@ class Config:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        for name, plain in PLAIN.items():
-            # the value stays what it is, in its one plain form
-            object.__setattr__(self, name, plain(name, getattr(self, name)))
+        for name, check in CHECKS.items():
+            # the value in its one plain form: a tuple for a list, an int for NumPy's int64
+            object.__setattr__(self, name, check(name, getattr(self, name)))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "the config") -> Config:
-        """The inverse of `to_dict`, for values of any origin; an unknown key is refused."""
+        """Create a config from plain values, as `to_dict` gives them.
+
+        Args:
+            values: fields by name. Others have their defaults.
+            where: the origin of the values, for the message.
+
+        Raises:
+            FlatlensError: if a field is unknown or has a wrong value.
+        """
         for key in values:
-            if key not in PLAIN:
+            if key not in CHECKS:
                 raise FlatlensError(
-                    f"Unknown field {key!r} in {where}; the fields are {', '.join(PLAIN)}."
+                    f"Unknown field {shown(key)} in {where}; the fields are {', '.join(CHECKS)}."
                 )
-        return cls(**{key: PLAIN[key](key, value) for key, value in values.items()})
+        return cls(**{key: CHECKS[key](key, value) for key, value in values.items()})
 
     @classmethod
     def from_toml(cls, path: Path | str) -> Config:
-        """Reads a TOML file of fields."""
+        """Read a config from a TOML file of fields.
+
+        Raises:
+            FlatlensError: if the file is no TOML, or a field is unknown or has a wrong value.
+        """
         return cls.from_dict(read_toml(Path(path)), str(path))
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain JSON values.
+        """Return all fields as plain JSON values.
 
         >>> Config.from_dict(Config(classes=(0, 1)).to_dict()) == Config(classes=(0, 1))
         True
         """
-        return {f.name: _thawed(getattr(self, f.name)) for f in fields(self)}
+        return {f.name: thawed(getattr(self, f.name)) for f in fields(self)}
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The fields that records depend on: what a run folder keeps and compares."""
+        """Fields that the records depend on: what a run folder stores and compares."""
         return {key: value for key, value in self.to_dict().items() if key not in FREE}
 
     @property
     def radius(self) -> float:
-        """The radius of sam and asam."""
+        """Radius of sam and asam."""
         return RHO[self.optimizer] if self.rho is None else self.rho
 
     @property
     def hash(self) -> str:
-        """Eight hexadecimal digits that stand for the fields that differ from their defaults.
+        """Eight hexadecimal digits of the fields that differ from their defaults.
 
         A field that a later version adds does not change them.
         """
@@ -161,7 +174,7 @@ class Config:
 
     @property
     def name(self) -> str:
-        """Name of the run's folder: a few words for people, the hash for uniqueness.
+        """Name of the run folder: a few words for people, and the hash to tell runs apart.
 
         >>> Config(model="vgg", data="cifar10", classes=(0, 1)).name
         'vgg-cifar10-sgd-lr0.1-b20-seed0-...'
@@ -178,176 +191,4 @@ class Config:
         return "-".join(re.sub(r"[^\w.-]", "_", word) for word in words)
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as a dict."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FlatlensError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FlatlensError(f"{path} is not TOML: {error}.") from error
-
-
-def due_steps(measure: str, steps: int) -> list[int]:
-    """The steps at which a schedule measures, the last step always among them.
-
-    >>> due_steps("every:200", 500)
-    [0, 200, 400, 500]
-    >>> due_steps("log:2", 100)
-    [0, 1, 3, 10, 32, 100]
-    >>> due_steps("at:0,7,900", 100), due_steps("end", 100)
-    ([0, 7, 100], [100])
-    """
-    kind, _, rest = measure.partition(":")
-    due: Iterable[int] = ()
-    if kind == "every":
-        due = range(0, steps, int(rest))
-    elif kind == "log":
-        per_decade = int(rest)
-        due = [0, *(round(10 ** (k / per_decade)) for k in range(_decades(steps, per_decade)))]
-    elif kind == "at":
-        due = (int(word) for word in rest.split(","))
-    return sorted({step for step in due if step < steps} | {steps})
-
-
-def _decades(steps: int, per_decade: int) -> int:
-    return math.ceil(per_decade * math.log10(steps)) + 1
-
-
-# ------------------------------------------------------------------ values in their plain form
-
-Plain = Callable[[str, Any], Any]
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        _refuse(name, value, "a name")
-    return value
-
-
-def _one_of(*known: str) -> Plain:
-    def plain(name: str, value: Any) -> str:
-        if value not in known:
-            _refuse(name, value, f"one of {', '.join(known)}")
-        return str(value)
-
-    return plain
-
-
-def _options(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        _refuse(name, value, "a table of keyword arguments")
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        _refuse(name, value, "made of numbers, strings, lists and tables")
-    return {key: _frozen(item) for key, item in value.items()}
-
-
-def _integer(least: int, most: int = 2**63 - 1) -> Plain:  # what torch can count to
-    def plain(name: str, value: Any) -> int:
-        try:
-            whole = operator.index(value)  # Python's and NumPy's integers, but no floats
-        except TypeError:
-            whole = least - 1
-        if not least <= whole <= most or isinstance(value, bool):
-            end = f"to {most}" if whole > most else "on"
-            _refuse(name, value, f"a whole number from {least} {end}")
-        return whole
-
-    return plain
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        _refuse(name, value, "true or false")
-    return value
-
-
-def _integers(name: str, value: Any) -> tuple[int, ...]:
-    if isinstance(value, str) or not isinstance(value, Collection) or not len(value):
-        _refuse(name, value, "a list of whole numbers")
-    return tuple(_integer(least=0)(name, item) for item in value)
-
-
-def _number(wish: str, fits: Callable[[float], bool]) -> Plain:
-    def plain(name: str, value: Any) -> float:
-        try:
-            number = math.nan if isinstance(value, str | bool) else float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not (math.isfinite(number) and fits(number)):
-            _refuse(name, value, wish)
-        return number
-
-    return plain
-
-
-def _or_none(plain: Plain) -> Plain:
-    return lambda name, value: None if value is None else plain(name, value)
-
-
-def _schedule(name: str, value: Any) -> str:
-    """A number means every so many steps, a list means these."""
-    if isinstance(value, list | tuple):
-        return "at:" + ",".join(map(str, sorted(set(_integers(name, value)))))
-    text = str(value)
-    if re.fullmatch(r"[1-9]\d*", text):
-        return f"every:{text}"
-    if not re.fullmatch(r"(every|log):[1-9]\d*|at:\d+(,\d+)*|end", text):
-        _refuse(name, value, "every:STEPS, log:TIMES_A_DECADE, at:STEP,STEP or end")
-    return text
-
-
-def _quantities(name: str, value: Any) -> str | tuple[str, ...]:
-    names = (value,) if isinstance(value, str) else value
-    if not isinstance(names, list | tuple) or not names or {type(v) for v in names} != {str}:
-        _refuse(name, value, "default, all or a list of names")
-    return names[0] if len(names) == 1 and names[0] in ("default", "all") else tuple(names)
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
-
-
-def _thawed(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _thawed(item) for key, item in value.items()}
-    return [_thawed(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _refuse(name: str, value: object, wish: str) -> NoReturn:
-    raise FlatlensError(f"The field {name} is {value!r}, but it must be {wish}.")
-
-
-# a step of an optimiser makes it larger, and float32 ends at 3e38
-_POSITIVE = _number("a positive number up to 1e30", lambda v: 0 < v <= 1e30)
-_SHARE = _number("from 0 to below 1", lambda v: 0 <= v < 1)
-
-PLAIN: dict[str, Plain] = {
-    "model": _text,
-    "model_options": _options,
-    "data": _text,
-    "data_options": _options,
-    "classes": _or_none(_integers),
-    "train_size": _or_none(_integer(least=1)),
-    "loss": _one_of(*LOSSES),
-    "label_smoothing": _SHARE,
-    "optimizer": _one_of(*OPTIMIZERS),
-    "lr": _POSITIVE,
-    "momentum": _SHARE,
-    "rho": _or_none(_POSITIVE),
-    "batch_size": _integer(least=1),
-    "steps": _integer(least=1),
-    "seed": _integer(least=0),
-    "measure": _schedule,
-    "samples": _integer(least=1),
-    "quantities": _quantities,
-    "evaluate": _or_none(_integer(least=1)),
-    "checkpoint_every": _integer(least=1),
-    "snapshots": _flag,
-    "device": _text,
-    "dtype": _one_of(*DTYPES),
-    "threads": _integer(least=1, most=4_096),
-}
 _DEFAULTS = Config().to_dict()

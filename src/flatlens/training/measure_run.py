@@ -1,8 +1,7 @@
-"""The network of a run folder, measured as it was at its last checkpoint; nothing is written."""
+"""Measure the network of a run folder at its last checkpoint; nothing is written."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
@@ -10,33 +9,37 @@ import torch
 import flatlens as fl
 from flatlens.errors import FlatlensError
 from flatlens.measurement import Measurement
-from flatlens.runs.run import CHECKPOINT, CONFIG
+from flatlens.runs.layout import CHECKPOINT, CONFIG
+from flatlens.runs.run_config import read_config
 from flatlens.training.config import Config
 from flatlens.training.networks import build
 from flatlens.training.placement import place
-from flatlens.training.train import _below, _load, _torch_settings
+from flatlens.training.samples import load_data
+from flatlens.training.state import below
+from flatlens.training.surroundings import torch_settings
 from flatlens.training.weight_files import read_state
 
 
 def measure_run(folder: Path) -> Measurement:
-    """Quantities, layers and inequalities on the samples that the run itself was measured on.
+    """Measure a run on the samples that its records are about.
 
-    For runs of `flatlens train`, `sweep` and `reproduce`: others do not say how to build their
-    network.
+    Args:
+        folder: a run folder of `flatlens train`, `sweep` or `reproduce`. Other run folders do not
+            say how to build their network.
+
+    Raises:
+        FlatlensError: if the folder has no checkpoint, or is damaged.
     """
     if not (folder / CHECKPOINT).is_file():
         raise FlatlensError(f"{folder} has no {CHECKPOINT} to measure.")
-    try:
-        config = Config.from_dict(json.loads((folder / CONFIG).read_text())["config"], str(folder))
-    except (OSError, ValueError, KeyError) as error:
-        raise FlatlensError(f"{folder / CONFIG} is missing or damaged ({error}).") from error
-    with _torch_settings(config):
+    config = Config.from_dict(read_config(folder / CONFIG), str(folder / CONFIG))
+    with torch_settings(config):
         torch.manual_seed(config.seed)
         network = build(config.model, **config.model_options)
         try:
-            network.load_state_dict(_below("network.", read_state(folder / CHECKPOINT)))
+            network.load_state_dict(below("network.", read_state(folder / CHECKPOINT)))
         except RuntimeError as error:
             raise FlatlensError(f"{folder / CHECKPOINT} does not fit {config.model}.") from error
-        data = _load(config)
+        data = load_data(config)
         x, y = data.x_train[: config.samples], data.y_train[: config.samples]
         return fl.measure(network, *place(network, x, y, config.device, config.dtype))

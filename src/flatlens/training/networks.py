@@ -1,7 +1,7 @@
-"""The networks of the paper's experiments, and a few that its readers expect.
+"""The networks of the paper's experiments, and a few common ones.
 
-Every constructor takes its random numbers from torch's global generator, so
-`torch.manual_seed(0); lenet()` is one network and always the same one. Image networks read
+Every constructor draws its random numbers from torch's global generator, so
+`torch.manual_seed(0); lenet()` always gives the same network. Image networks read
 `[n, 3, 32, 32]` (CIFAR-10), the MLP reads anything that flattens to `[n, widths[0]]`.
 
 | name       | network                                           | parameters |
@@ -13,7 +13,7 @@ Every constructor takes its random numbers from torch's global generator, so
 | `resnet18` | ResNet-18 with the CIFAR stem                     | 11,173,962 |
 | `vit`      | a small vision transformer                        |  2,693,578 |
 
-`timm:NAME` is a model of timm, and `package.module:factory` anyone's.
+`timm:NAME` is a model of timm, and `package.module:factory` a model of your own.
 """
 
 from __future__ import annotations
@@ -32,9 +32,12 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.errors import FlatlensError
+from flatlens.files.reading import shown
+from flatlens.memory import refuse_beyond_memory
 from flatlens.training import timm_models
 
-LONGEST = 300  # characters of what another's exception says
+LONGEST = 300  # characters of the message of an exception in a user's factory
+DEEPEST = 10_000  # layers or blocks; building more takes minutes
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -51,11 +54,19 @@ def mlp(
     activation: str = "relu",
     depth: int | None = None,
 ) -> nn.Sequential:
-    """Fully connected network; the default is the paper's 4-layer MLP on FashionMNIST.
+    """Build a fully connected network; the default is the paper's 4-layer MLP on FashionMNIST.
 
     Widths 784-500-500-500-10 are those of the paper's runs: ReLU for the 100 networks of
     Figure G.6, probably tanh for the training curves H.8 and H.9. Initialised as torch does it.
-    `depth` layers in place of those of `widths`: hidden ones are as wide as the first of them.
+
+    Args:
+        widths: number of inputs, units of each hidden layer, number of outputs.
+        activation: relu, tanh, gelu, silu, sigmoid or identity.
+        depth: number of layers, in place of that of `widths`. All hidden layers are then as wide
+            as the first one of `widths`.
+
+    Raises:
+        FlatlensError: if there are fewer than two widths, or too many layers.
 
     >>> sum(p.numel() for p in mlp().parameters())
     898510
@@ -63,11 +74,13 @@ def mlp(
     7
     """
     if len(widths) < 2:
-        raise FlatlensError(f"mlp needs at least an input and an output width, got {widths!r}.")
+        raise FlatlensError(f"mlp needs at least input and output width, got {shown(widths)}.")
     if depth is not None:
-        if depth < 1:
-            raise FlatlensError(f"mlp needs a depth of 1 or more, got {depth!r}.")
+        if not 1 <= depth <= DEEPEST:
+            raise FlatlensError(f"mlp needs a depth from 1 to {DEEPEST:,}, got {shown(depth)}.")
         widths = (widths[0], *[widths[1]] * (depth - 1), widths[-1])
+    if len(widths) > DEEPEST + 1:
+        raise FlatlensError(f"mlp takes at most {DEEPEST:,} layers, got {len(widths) - 1:,}.")
     if activation not in ACTIVATIONS:
         raise FlatlensError(f"Unknown activation {activation!r}; use {_or(*ACTIVATIONS)}.")
     layers: list[nn.Module] = [nn.Flatten()]
@@ -262,6 +275,8 @@ def vit(
             f"vit needs patch ({patch}) to divide image ({image}) and heads ({heads}) "
             f"to divide dim ({dim})."
         )
+    if not 1 <= depth <= DEEPEST:
+        raise FlatlensError(f"vit needs a depth from 1 to {DEEPEST:,}, got {shown(depth)}.")
     net = VisionTransformer(image, patch, dim, depth, heads, mlp_ratio, classes)
     for module in net.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
@@ -283,12 +298,18 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(name: str, **options: Any) -> nn.Module:
-    """The network called `name`: one of `MODELS`, `timm:NAME`, or `package.module:factory`.
+    """Build a network by name.
 
-    `options` are the keyword arguments of the constructor, of `timm.create_model` or of the
-    factory. Where a module is named instead of a factory, the network is a copy of it, with the
-    weights that it has: no seed changes them. What a factory raises stays what it is, and has an
-    attribute `told`, the sentence of it for a person.
+    Args:
+        name: one of `MODELS`, `timm:NAME`, or `package.module:factory`. If a module is named in
+            place of a factory, the network is a copy of it with the weights that it has.
+        options: keyword arguments of the constructor, of `timm.create_model` or of the factory.
+
+    Raises:
+        FlatlensError: if the name is unknown, the options do not fit, or the network is larger
+            than the memory of this machine.
+        Exception: whatever a user's factory raises. It gets an attribute `told`: one sentence for
+            a person.
 
     >>> build("mlp", widths=(4, 3, 2))[1]
     Linear(in_features=4, out_features=3, bias=True)
@@ -301,11 +322,13 @@ def build(name: str, **options: Any) -> nn.Module:
     except (TypeError, ValueError) as error:  # ValueError: a builtin, which makes no module
         raise FlatlensError(f"Model {name!r} cannot take these options: {error}.") from error
     try:
+        if name in MODELS:
+            _refuse_too_large(name, factory, options)
         model = factory(**options)
     except FlatlensError:
         raise
-    except Exception as error:  # no refusal: it may pass, and a sweep tries again
-        vars(error)["told"] = _told(f"Cannot build model {name!r}", error)
+    except Exception as error:  # not a FlatlensError: a sweep tries it again
+        vars(error)["told"] = _described(f"Cannot build model {name!r}", error)
         raise
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
@@ -314,7 +337,7 @@ def build(name: str, **options: Any) -> nn.Module:
 
 
 def _factory(name: str) -> Callable[..., Any]:
-    """What makes the network (dots after the colon descend further)."""
+    """Return what builds the network; dots after the colon are attributes of attributes."""
     if name in MODELS:
         return MODELS[name]
     path, colon, rest = name.partition(":")
@@ -324,25 +347,25 @@ def _factory(name: str) -> Callable[..., Any]:
     if path == "timm":
         return partial(timm_models.create, rest)
     try:
-        found: Any = importlib.import_module(path)
+        target: Any = importlib.import_module(path)
         for attribute in rest.split("."):
-            found = getattr(found, attribute)
+            target = getattr(target, attribute)
     except Exception as error:  # the module is anyone's code and may raise anything
-        raise FlatlensError(_told(f"Cannot import model {name!r}", error)) from error
-    if isinstance(found, nn.Module):
-        return lambda: copy.deepcopy(found)  # the next run in this process finds it untrained
-    if not callable(found):
+        raise FlatlensError(_described(f"Cannot import model {name!r}", error)) from error
+    if isinstance(target, nn.Module):
+        return lambda: copy.deepcopy(target)  # the next run in this process must get it untrained
+    if not callable(target):
         raise FlatlensError(
             f"Model {name!r} is not callable; name a function, a class or a torch.nn.Module."
         )
-    factory: Callable[..., Any] = found
+    factory: Callable[..., Any] = target
     return factory
 
 
-def _told(failed: str, error: Exception) -> str:
-    """One sentence: what failed, what was raised, and the last line of the user's file before."""
-    told = [failed, type(error).__name__, textwrap.shorten(str(error), LONGEST)]
-    reason = ": ".join(filter(None, told)).rstrip(".")
+def _described(failed: str, error: Exception) -> str:
+    """Describe what failed, the exception, and the last line of the user's file in its trace."""
+    words = [failed, type(error).__name__, textwrap.shorten(str(error), LONGEST)]
+    reason = ": ".join(filter(None, words)).rstrip(".")
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -351,6 +374,17 @@ def _told(failed: str, error: Exception) -> str:
     own = [frame for frame in frames if frame.filename == frames[0].filename]
     where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
     return f"{reason}{where}."
+
+
+def _refuse_too_large(
+    name: str, factory: Callable[..., nn.Module], options: dict[str, Any]
+) -> None:
+    """Count the parameters of one of our networks without memory for them."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        model = factory(**options)
+    count = sum(p.numel() for p in model.parameters())
+    # weights, their gradients, and one more copy of a checkpoint or an optimiser, in float32
+    refuse_beyond_memory(12 * count, f"The model {name} with these options")
 
 
 def _he_fan_out(net: nn.Sequential) -> nn.Sequential:

@@ -1,4 +1,4 @@
-"""What `flatlens measure` measures: the network, the weights and the samples that a user named."""
+"""Put a network and its samples together: weights, device, precision, and a first trial."""
 
 from __future__ import annotations
 
@@ -17,9 +17,30 @@ SAMPLES = 100  # measured by default, as in the paper
 
 
 def subject(
-    model: str, checkpoint: Path | None, data: str, n: int | None, device: str, dtype: str | None
+    model: str,
+    checkpoint: Path | None,
+    data: str,
+    n: int | None,
+    device: str,
+    dtype: str | None,
+    key: str | None = None,
 ) -> tuple[nn.Module, Shaped[Tensor, "n ..."], Shaped[Tensor, "n ..."]]:
-    """Network, inputs and targets, ready to be measured together.
+    """Build a network and load samples, ready to be measured together.
+
+    Args:
+        model: name of the network.
+        checkpoint: file with its weights, or None.
+        data: name of the data set.
+        n: number of samples, the first ones of the training part. By default 100.
+        device: where to compute.
+        dtype: precision of weights and inputs; None keeps that of the network.
+        key: where the weights are in the checkpoint; None searches them.
+
+    Returns:
+        Network, inputs and targets.
+
+    Raises:
+        FlatlensError: if the network cannot be built or cannot read the data.
 
     >>> network, x, y = subject("torch.nn:Flatten", None, "digits", 5, "cpu", None)
     >>> x.shape, y.tolist()
@@ -27,14 +48,14 @@ def subject(
     """
     network = build(model)
     if checkpoint is not None:
-        load_weights(network, checkpoint)
-    x, y = place(network, *_first(load(data), n), device, dtype)
+        load_weights(network, checkpoint, key)
+    x, y = place(network, *_head(load(data), n), device, dtype)
     try_one(network, x)
     return network, x, y
 
 
-def _first(data: Data, n: int | None) -> tuple[Tensor, Tensor]:
-    """The first n training samples; fewer than asked for is a refusal, never a silent cut."""
+def _head(data: Data, n: int | None) -> tuple[Tensor, Tensor]:
+    """Return the first n training samples; too few samples raise, and are never cut silently."""
     there = len(data.x_train)
     if n is not None and n > there:
         raise FlatlensError(f"{n} samples were asked for, but the data has only {there}.")
@@ -45,8 +66,14 @@ def _first(data: Data, n: int | None) -> tuple[Tensor, Tensor]:
 def place(
     network: nn.Module, x: Tensor, y: Tensor, device: str, dtype: str | None
 ) -> tuple[Tensor, Tensor]:
-    """Network (in place), inputs and targets on one device; all that are floats of one dtype."""
+    """Move a network (in place) and its samples to one device and, if they are floats, one dtype.
+
+    Raises:
+        FlatlensError: if the device is absent, or if complex numbers would be cut to real ones.
+    """
     check_device(device)
+    if dtype is not None:
+        _refuse_complex(network, x, y)
     network.to(device=device, dtype=getattr(torch, dtype) if dtype else None)
     x, y = x.to(device), y.to(device)
     floats = [p.dtype for p in network.parameters() if p.is_floating_point()]
@@ -56,7 +83,15 @@ def place(
 
 
 def check_device(device: str, here: bool = True) -> None:
-    """Refuses a device that is unknown or (``here``) absent, or without values ("meta")."""
+    """Refuse a device that is unknown, absent, or without values ("meta").
+
+    Args:
+        device: name of the device.
+        here: whether the device must be on this machine.
+
+    Raises:
+        FlatlensError: if torch cannot compute there.
+    """
     try:
         known = torch.device(device)
         if here:
@@ -68,7 +103,11 @@ def check_device(device: str, here: bool = True) -> None:
 
 
 def try_one(network: nn.Module, x: Tensor) -> None:
-    """Runs the first sample, so that data of the wrong kind is told apart from all other errors."""
+    """Run the first sample, so that data of the wrong kind gives a clear message.
+
+    Raises:
+        FlatlensError: if the network fails on it.
+    """
     network.eval()
     try:
         with torch.no_grad():
@@ -78,3 +117,15 @@ def try_one(network: nn.Module, x: Tensor) -> None:
         raise FlatlensError(
             f"The network cannot read an input of shape {list(x[:1].shape)} ({x.dtype}): {reason}."
         ) from error
+
+
+def _refuse_complex(network: nn.Module, x: Tensor, y: Tensor) -> None:
+    """Refuse complex numbers: a real dtype would drop their imaginary part silently."""
+    named = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    named |= {"the input": x, "the target": y}
+    for name, tensor in named.items():
+        if tensor.is_complex():
+            raise FlatlensError(
+                f"{name} has complex numbers ({tensor.dtype}), but only real networks are trained; "
+                "write the network with real and imaginary parts."
+            )

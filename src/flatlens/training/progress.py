@@ -1,4 +1,4 @@
-"""What a person sees while it runs: one line, on standard error, on a terminal only."""
+"""Progress bars on standard error, on a terminal only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ Show = Callable[[int, Tensor, Sequence[Mapping[str, float]]], None]
 
 @contextmanager
 def training_line(steps: int, start: int | None, progress: bool | None) -> Iterator[Show]:
-    """Steps, loss, S, NMLS, steps a second, time left."""
+    """Show steps, loss, sharpness S, NMLS, steps per second and the time left.
+
+    Args:
+        steps: number of steps.
+        start: step of the checkpoint, or None.
+        progress: whether to show the line. None shows it on a terminal only.
+    """
     console = Console(stderr=True)
     if not (console.is_terminal if progress is None else progress):
         yield lambda step, loss, records: None
@@ -56,7 +62,7 @@ def training_line(steps: int, start: int | None, progress: bool | None) -> Itera
 
 @contextmanager
 def sweep_bar(total: int, skipped: int, progress: bool | None) -> Iterator[Callable[..., None]]:
-    """Runs that ended out of all, how many were there already or failed, time left."""
+    """Show how many runs ended, were done before, failed or are busy, and the time left."""
     console = Console(stderr=True)
     columns = (
         TextColumn("runs"),
@@ -70,9 +76,9 @@ def sweep_bar(total: int, skipped: int, progress: bool | None) -> Iterator[Calla
         task = bar.add_task(f"{skipped} done before", total=total, completed=skipped)
 
         def show(failed: int, busy: int) -> None:
-            parts = [f"{skipped} done before", f"{failed} failed"]
-            parts += [f"{busy} left to another sweep"] if busy else []
-            bar.update(task, advance=1, description=", ".join(parts))
+            counts = [f"{skipped} done before", f"{failed} failed"]
+            counts += [f"{busy} left to another sweep"] if busy else []
+            bar.update(task, advance=1, description=", ".join(counts))
 
         yield show
 

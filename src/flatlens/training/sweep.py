@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from flatlens.errors import FlatlensError, first_line
+from flatlens.files.replacing import replacing
 from flatlens.runs import RunBusyError, read_runs
-from flatlens.runs.files import replacing
 from flatlens.training.config import Config, read_toml
 from flatlens.training.progress import sweep_bar
 from flatlens.training.train import open_run, train

@@ -1,13 +1,15 @@
-"""Vision models of timm by name: which there are, how to build them, what they take (extra `zoo`).
+"""Vision models of timm by name: selection, construction, size (extra `zoo`).
 
 Every process that uses timm gets it from `timm()` here, which first makes torchvision importable
-beside a torch that it was not built for.
+beside a torch that it was not built for. Weights from files are read by flatlens itself, as tensors
+alone; while timm loads weights from its hub, torch is told to accept nothing but tensors.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import socket
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -23,15 +25,20 @@ from torch import Tensor, nn
 
 from flatlens.compat import make_torchvision_importable
 from flatlens.errors import FlatlensError, first_line
+from flatlens.training.weight_files import WRAPPERS, read_state
 
-CLASSES, LARGEST = 1000, 384  # the paper's filters: ImageNet's classes, at most so many pixels
+CLASSES, LARGEST = 1000, 384  # the paper's filters: classes of ImageNet, largest image in pixels
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 CACHE = "attention_bias_cache"  # timm's name for it
 WAIT = 5  # seconds that the hub may take to answer
 
 
 def timm() -> Any:
-    """The library, or a refusal that says how to get it."""
+    """Import the library.
+
+    Raises:
+        FlatlensError: if it is not installed; the message says how to install it.
+    """
     make_torchvision_importable()
     try:
         return import_module("timm")
@@ -40,30 +47,36 @@ def timm() -> Any:
 
 
 def select(patterns: Sequence[str], source: str) -> list[str]:
-    """The models that match, in timm's order.
+    """Return the models that match, in timm's order.
 
-    A pattern with wildcards takes what passes the paper's filters: 1000 classes, at most 384
-    pixels, no test models. A name in full is taken as it is. `source` is "pretrained" (names have
-    tags there, as in deit_tiny_patch16_224.fb_in1k), "random", or a folder of weights: then
-    wildcards choose among the models that have a file in it.
+    A pattern with wildcards selects models that pass the paper's filters: 1000 classes, at most
+    384 pixels, no test models. A full name is taken without filters.
+
+    Args:
+        patterns: names, with or without wildcards.
+        source: "pretrained" (names have tags, as in deit_tiny_patch16_224.fb_in1k), "random", or a
+            folder of weights. With a folder, wildcards select models that have a file in it.
+
+    Raises:
+        FlatlensError: if nothing matches, or a name is unknown.
     """
-    library, found = timm(), dict[str, None]()
+    library, selected = timm(), dict[str, None]()
     for pattern in patterns:
         if not any(c in pattern for c in "*?["):
             _check(pattern)
-            found[pattern] = None
+            selected[pattern] = None
             continue
         names = library.list_models(pattern, pretrained=source == "pretrained")
         if source not in ("pretrained", "random"):
             names += [n for n in library.list_models(pretrained=True) if fnmatchcase(n, pattern)]
             names = [n for n in names if _files(Path(source), [n])]
-        found |= dict.fromkeys(n for n in names if _passes(n))
-    if not found:
+        selected |= dict.fromkeys(n for n in names if _passes(n))
+    if not selected:
         raise FlatlensError(
             f"No model of timm matches {' '.join(patterns)} with {CLASSES} classes and at most "
             f"{LARGEST} pixels" + ("." if source in ("pretrained", "random") else f" in {source}.")
         )
-    return list(found)
+    return list(selected)
 
 
 def _check(name: str) -> None:
@@ -71,8 +84,8 @@ def _check(name: str) -> None:
     base, _, tag = name.partition(".")
     if not library.is_model(base):
         close = difflib.get_close_matches(base, library.list_models())
-        told = f"; do you mean {' or '.join(close)}?" if close else "."
-        raise FlatlensError(f"timm has no model {base!r}{told}")
+        hint = f"; do you mean {' or '.join(close)}?" if close else "."
+        raise FlatlensError(f"timm has no model {base!r}{hint}")
     if tag and name not in library.list_models(f"{base}*", pretrained=True):
         raise FlatlensError(f"timm has no weights {tag} for {base}.")
 
@@ -88,9 +101,9 @@ def _passes(name: str) -> bool:
 
 
 def family(name: str) -> str:
-    """The class of a model: the first word of its name, or timm's module where that says more.
+    """Return the family of a model: the first word of its name, or timm's module if that says more.
 
-    vit_relpos_small_patch16_224 is of vit_relpos, efficientvit_b0 of efficientvit_mit.
+    vit_relpos_small_patch16_224 belongs to vit_relpos, efficientvit_b0 to efficientvit_mit.
     """
     entry = timm().models.model_entrypoint(name.partition(".")[0])
     module = str(entry.__module__).rpartition(".")[2].replace("vision_transformer", "vit")
@@ -104,33 +117,51 @@ def _files(folder: Path, names: Sequence[str]) -> list[Path]:
 
 
 def weights_file(folder: Path, name: str) -> Path:
-    """The file with the weights of a model, by its name with or without the tag."""
-    if not (found := _files(folder, [name, name.partition(".")[0]])):
+    """Return the file with the weights of a model, named after it with or without the tag.
+
+    Raises:
+        FlatlensError: if there is none.
+    """
+    if not (files := _files(folder, [name, name.partition(".")[0]])):
         raise FlatlensError(
             f"{folder} has no weights of {name}: a file {name} with one of {' '.join(SUFFIXES)}."
         )
-    return found[0]
+    return files[0]
 
 
 def create(name: str, **options: Any) -> nn.Module:
-    """The model as `timm.create_model` makes it, by default with random weights.
+    """Create a model as `timm.create_model` does, by default with random weights.
 
-    Those come from torch's global generator. `options` are timm's: num_classes, img_size,
-    in_chans, pretrained and others.
+    Args:
+        name: name of the model. Random weights come from torch's global generator.
+        options: options of timm: num_classes, img_size, in_chans, pretrained and others.
     """
     _check(name)
-    return uncached(timm().create_model(name, **options))
+    with _tensors_only():
+        return uncached(timm().create_model(name, **options))
 
 
 def build(name: str, source: str, seed: int = 0, offline: bool = False) -> nn.Module:
-    """The model with its weights; random ones depend on the seed alone."""
+    """Create a model with its weights, in evaluation mode.
+
+    Args:
+        name: name of the model.
+        source: "pretrained", "random", or a folder with a file of weights.
+        seed: seed of random weights.
+        offline: use the cache of timm's hub and no network.
+
+    Raises:
+        FlatlensError: if the weights cannot be loaded.
+    """
     library = timm()
     options: dict[str, Any] = {"pretrained": source != "random"}
     what = "pretrained weights" if options["pretrained"] else "the layers"
     if source not in ("pretrained", "random"):
-        file = str(weights_file(Path(source), name))
-        options["pretrained_cfg_overlay"], what = {"file": file}, file
-    with torch.random.fork_rng(devices=[]), _hub(offline):
+        file = weights_file(Path(source), name)
+        what = str(file)
+        # no file name: several versions of timm would unpickle it
+        options["pretrained_cfg_overlay"] = {"state_dict": _file_state(file, name)}
+    with torch.random.fork_rng(devices=[]), _hub(offline), _tensors_only():
         torch.manual_seed(seed)
         try:
             model: nn.Module = library.create_model(name, **options)
@@ -144,7 +175,7 @@ def build(name: str, source: str, seed: int = 0, offline: bool = False) -> nn.Mo
 
 
 class _Forgetful(dict[str, Tensor]):
-    """A cache that is filled anew at each use."""
+    """A cache that forgets every entry after its use."""
 
     def __contains__(self, key: object) -> bool:
         return False
@@ -154,10 +185,10 @@ class _Forgetful(dict[str, Tensor]):
 
 
 def uncached(model: nn.Module) -> nn.Module:
-    """Takes away what hides parameters from derivatives, in place.
+    """Remove caches that hide parameters from derivatives, in place.
 
-    In evaluation mode LeViT, EfficientViT (MSRA), TinyViT and others look up their attention biases
-    once and keep them: a table of constants, or of another pass.
+    In evaluation mode LeViT, EfficientViT (MSRA), TinyViT and others compute their attention biases
+    once and store them, so later passes see constants instead of parameters.
     """
     for module in model.modules():
         if hasattr(module, CACHE):
@@ -166,7 +197,7 @@ def uncached(model: nn.Module) -> nn.Module:
 
 
 def reachable() -> bool:
-    """Whether the hub of the weights answers; behind a proxy that is left to be tried."""
+    """Whether the hub of the weights answers; behind a proxy this is not tested."""
     host = urlsplit(_constants().ENDPOINT)
     if urllib.request.getproxies():
         return True
@@ -180,7 +211,7 @@ def reachable() -> bool:
 
 @contextlib.contextmanager
 def _hub(offline: bool) -> Iterator[None]:
-    """Without a network the cache of the hub alone: it would try for a minute for each model."""
+    """Use only the cache of the hub without a network: it would try for a minute per model."""
     constants = _constants()
     before = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = before or offline
@@ -190,13 +221,39 @@ def _hub(offline: bool) -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
+@contextlib.contextmanager
+def _tensors_only() -> Iterator[None]:
+    """Make torch.load accept tensors alone, whatever the caller asks for."""
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _file_state(file: Path, name: str) -> dict[str, Tensor]:
+    """Read the weights of a model from a file: averaged weights first, as timm does."""
+    averaged = ("state_dict_ema", "model_ema")
+    try:
+        state = read_state(file, wrappers=(*averaged, *WRAPPERS))
+    except FlatlensError as error:
+        raise FlatlensError(f"Cannot load {file} of {name}: {error}") from error
+    tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+    return {key.removeprefix("module.").removeprefix("_orig_mod."): v for key, v in tensors.items()}
+
+
 def _constants() -> Any:
     timm()
     return import_module("huggingface_hub.constants")
 
 
 def transform(model: nn.Module) -> tuple[Any, int]:
-    """The model's own evaluation transform, from a picture to a tensor, and its size in pixels."""
+    """Return the model's evaluation transform, from picture to tensor, and its size in pixels."""
     data = timm().data
     config = data.resolve_model_data_config(model)
     return data.create_transform(**config, is_training=False), config["input_size"][-1]
@@ -204,23 +261,23 @@ def transform(model: nn.Module) -> tuple[Any, int]:
 
 @dataclass(frozen=True)
 class Size:
-    """What a model takes, without its weights: from one pass over shapes alone."""
+    """Size of a model, from one pass over shapes alone."""
 
     parameters: int
     pixels: int
-    bytes: int  # kept for the backward pass of one image
+    bytes: int  # stored for the backward pass of one image
     flops: int  # of one forward pass of one image
 
 
 def size(name: str) -> Size:
-    """The sizes of a model; nothing is computed or downloaded."""
+    """Return the size of a model; nothing is computed or downloaded."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    kept = 0
+    saved = 0
 
     def count(t: Tensor) -> Tensor:
-        nonlocal kept
-        kept += t.numel() * t.element_size()
+        nonlocal saved
+        saved += t.numel() * t.element_size()
         return t
 
     with torch.device("meta"):
@@ -231,4 +288,4 @@ def size(name: str) -> Size:
         with FlopCounterMode(display=False) as counter, hooks:
             model(x)
     parameters = sum(p.numel() for p in model.parameters())
-    return Size(parameters, shape[-1], max(0, kept - 4 * parameters), counter.get_total_flops())
+    return Size(parameters, shape[-1], max(0, saved - 4 * parameters), counter.get_total_flops())

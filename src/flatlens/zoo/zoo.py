@@ -27,13 +27,14 @@ from torch import Tensor, nn
 from flatlens.capture.inputs import COUPLED
 from flatlens.data import images as pictures
 from flatlens.errors import FlatlensError
+from flatlens.files.replacing import replacing
 from flatlens.metrics import METRICS, Metric
 from flatlens.passes.probing import sketch
 from flatlens.perturb import adaptive_sharpness_sampled, input_sensitivity_ascent
 from flatlens.probes import Probe
 from flatlens.runs import Run, RunBusyError, read_runs
-from flatlens.runs.files import replacing
-from flatlens.runs.run import CONFIG, _read_config
+from flatlens.runs.layout import CONFIG
+from flatlens.runs.run_config import read_config
 from flatlens.training.placement import check_device
 from flatlens.training.progress import sweep_bar
 from flatlens.training.sweep import Engine, Outcome, _mark, _result, engine_of
@@ -145,7 +146,7 @@ class Zoo:
         own = {k: v for k, v in own.items() if k not in ("device", "source", "images")}
         own |= {"images": _digest(files), "source": self.source == "random"}
         for path in sorted(folder.rglob(CONFIG)):
-            there = _read_config(path)
+            there = read_config(path)
             if not own.keys() <= there.keys():
                 raise FlatlensError(f"{path.parent} is no run of a zoo; choose another folder.")
             there["source"] = there["source"] == "random"

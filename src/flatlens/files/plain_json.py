@@ -92,3 +92,33 @@ def dumps(value: Any, **options: Any) -> str:
         '{"rhs": "inf"}'
     """
     return json.dumps(to_plain(value), allow_nan=False, **options)
+
+
+def restored(value: Any) -> Any:
+    """Replace a string that stands for an infinity or NaN by the number.
+
+    >>> restored("-inf"), restored("relu"), restored(2)
+    (-inf, 'relu', 2)
+    """
+    return NON_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def as_json(value: Any, name: str) -> Any:
+    """Return a value as it reads back from JSON: with lists for tuples, strings for infinities.
+
+    Args:
+        value: the value to convert.
+        name: what the value is, for the message.
+
+    Raises:
+        FlatlensError: if JSON cannot hold the value.
+
+    >>> as_json({"widths": (2, 3)}, "The config")
+    {'widths': [2, 3]}
+    """
+    try:
+        return json.loads(dumps(value))
+    except RecursionError:
+        raise FlatlensError(f"{name} is nested too deeply for JSON.") from None
+    except (TypeError, ValueError) as error:
+        raise FlatlensError(f"{name} is not plain JSON: {error}.") from None

@@ -1,0 +1,1 @@
+"""Writing files whole, and reading files back with checks on their content."""

@@ -1,0 +1,93 @@
+"""Files that are written whole or not at all.
+
+A file is written under a temporary name beside its place, flushed to the disk and then renamed.
+A reader sees the old file or the new one. A process that is killed leaves at most the temporary
+file, whose name nobody else uses: it begins with `TEMPORARY`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flatlens.errors import FlatlensError
+
+TEMPORARY = ".flatlens-unfinished-"
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path that takes the place of `path` when the block succeeds.
+
+    Args:
+        path: the file to write. Its folder is created.
+
+    Raises:
+        FlatlensError: if the disk is full or refuses the file. The message names `path`.
+
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with replacing(folder / "a.txt") as temporary:
+    ...     _ = temporary.write_text("whole")
+    >>> [file.name for file in folder.iterdir()]
+    ['a.txt']
+    """
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(
+            prefix=TEMPORARY, suffix=f"-{path.name[-100:]}", dir=path.parent
+        )
+        os.close(handle)
+        temporary = Path(name)
+        yield temporary
+        temporary.chmod(0o644)  # mkstemp's 600 would stay otherwise
+        _flush(temporary)
+        temporary.replace(path)
+        _flush_folder(path.parent)
+    except OSError as error:
+        if temporary is not None and not _concerns(error, temporary):
+            raise  # the block failed on another file
+        reason = error.strerror or error
+        raise FlatlensError(f"Cannot write {path}: {reason}; nothing was changed.") from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace the content of a file at one instant; the disk has it when this returns."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether `replacing` made this file and did not come to rename it."""
+    return path.name.startswith(TEMPORARY)
+
+
+def _concerns(error: OSError, temporary: Path) -> bool:
+    """Whether an error is about the file being written; a full disk names no file."""
+    return error.filename is None or str(error.filename) == str(temporary)
+
+
+def _flush(file: Path) -> None:
+    handle = os.open(file, os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Write the new name through to the disk, too; Windows has no such call."""
+    with contextlib.suppress(PermissionError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

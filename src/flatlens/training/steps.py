@@ -1,0 +1,198 @@
+"""One training step: the loss of a batch, the optimiser, and sharpness-aware minimisation."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from flatlens.errors import FlatlensError, first_line
+from flatlens.training.config import Config
+from flatlens.training.samples import Part
+
+ETA = 0.01  # of ASAM: weights near zero can still move (Kwon et al., 2021)
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Step = Callable[[Tensor], Tensor]  # indices of a batch -> its loss, after one update
+Objective = Callable[[Tensor], Tensor]  # indices of a batch -> what is minimised
+
+
+def loss_function(name: str, smoothing: float = 0.0) -> Loss:
+    """Return a loss by name, averaged over the batch.
+
+    Args:
+        name: mean_squared, half_squared or cross_entropy.
+        smoothing: label smoothing of cross_entropy. Targets of the squared losses are smoothed
+            before, by `smoothed_targets`.
+
+    >>> f, t = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 0.0]])
+    >>> loss_function("mean_squared")(f, t).item(), loss_function("half_squared")(f, t).item()
+    (2.0, 2.0)
+    """
+    if name == "mean_squared":
+        return F.mse_loss
+    if name == "half_squared":
+        return lambda f, t: F.mse_loss(f, t, reduction="sum") * (0.5 / len(f))
+    return lambda f, t: F.cross_entropy(f, t, label_smoothing=smoothing)
+
+
+def smoothed_targets(part: Part, config: Config) -> Tensor:
+    """Return one-hot targets with label smoothing; cross-entropy smooths by itself."""
+    share, one_hot = config.label_smoothing, config.loss != "cross_entropy"
+    if share and one_hot and not part.y.is_floating_point():
+        return (1 - share) * part.targets + share / part.targets.shape[1]
+    return part.targets
+
+
+def make_optimizer(network: nn.Module, config: Config) -> torch.optim.Optimizer:
+    """Create the optimiser of a config; sam and asam take their steps with plain SGD.
+
+    Raises:
+        FlatlensError: if the network has no parameters to train.
+    """
+    parameters = [p for p in network.parameters() if p.requires_grad]
+    if not parameters:
+        raise FlatlensError(f"The model {config.model} has no parameters to train.")
+    if config.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=config.lr, foreach=True)
+    momentum = config.momentum if config.optimizer == "momentum" else 0.0
+    return torch.optim.SGD(parameters, lr=config.lr, momentum=momentum, foreach=True)
+
+
+def make_step(
+    network: nn.Module, optimizer: torch.optim.Optimizer, part: Part, config: Config
+) -> Step:
+    """Return the function that makes one update from the indices of a batch.
+
+    Args:
+        network: the network, in training mode.
+        optimizer: its optimiser, from `make_optimizer`.
+        part: the samples to train on.
+        config: the config.
+
+    Returns:
+        A function from the indices of a batch to the loss of the batch before the update.
+    """
+    objective = make_objective(network, part, config)
+    if config.optimizer in ("sam", "asam"):
+        return _sharpness_aware_step(optimizer, objective, config)
+
+    def step(index: Tensor) -> Tensor:
+        loss = _gradients(optimizer, objective, index)
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def make_objective(network: nn.Module, part: Part, config: Config) -> Objective:
+    """Return the function that is minimised: the loss of a batch. Penalties are added here."""
+    x, targets = part.x, smoothed_targets(part, config)
+    loss = loss_function(config.loss, config.label_smoothing)
+
+    def objective(index: Tensor) -> Tensor:
+        with _batch_of_one(len(index), config):
+            f = network(x.index_select(0, index))
+        return loss(f, targets.index_select(0, index))
+
+    return objective
+
+
+def _gradients(optimizer: torch.optim.Optimizer, objective: Objective, index: Tensor) -> Tensor:
+    optimizer.zero_grad()
+    loss = objective(index)
+    loss.backward()
+    return loss.detach()
+
+
+def _sharpness_aware_step(
+    optimizer: torch.optim.Optimizer, objective: Objective, config: Config
+) -> Step:
+    """Return a step that takes its gradient at the worst point nearby (Foret et al., 2021)."""
+    parameters = optimizer.param_groups[0]["params"]
+
+    def step(index: Tensor) -> Tensor:
+        loss = _gradients(optimizer, objective, index)
+        weights = [p.detach().clone() for p in parameters]
+        ascend(parameters, config.radius, adaptive=config.optimizer == "asam")
+        _gradients(optimizer, objective, index)
+        with torch.no_grad():
+            for p, weight in zip(parameters, weights, strict=True):
+                p.copy_(weight)
+        optimizer.step()
+        return loss
+
+    return step
+
+
+@torch.no_grad()
+def ascend(parameters: list[nn.Parameter], rho: float, adaptive: bool) -> None:
+    """Move the parameters to the worst point of a ball around them, to first order, in place.
+
+    SAM: rho g / ||g|| (Foret et al., 2021). ASAM: rho T^2 g / ||T g|| with the elementwise
+    T = |w| + eta (Kwon et al., 2021).
+
+    Args:
+        parameters: parameters with gradients.
+        rho: radius of the ball.
+        adaptive: ASAM instead of SAM.
+    """
+    moves = [(p, p.grad) for p in parameters if p.grad is not None]
+    scales = [p.abs() + ETA if adaptive else torch.ones_like(p) for p, _ in moves]
+    norms = [torch.linalg.vector_norm(t * g) for (_, g), t in zip(moves, scales, strict=True)]
+    # tensors, not numbers: the host does not wait for the device
+    length = rho / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-12)
+    for (p, g), t in zip(moves, scales, strict=True):
+        p.add_(t * t * g * length)
+
+
+@contextlib.contextmanager
+def _batch_of_one(n: int, config: Config) -> Iterator[None]:
+    """Explain the error of batch norm, which cannot train on one sample.
+
+    The last batch of an epoch may have one sample.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if n > 1:
+            raise
+        raise FlatlensError(
+            f"The network cannot train on a batch of one sample ({first_line(error)}), which "
+            f"batch_size={config.batch_size} leaves at the end of an epoch; choose another."
+        ) from error
+
+
+def batches(
+    n: int, batch_size: int, seed: int, start: int, device: str = "cpu"
+) -> Iterator[Int[Tensor, " b"]]:
+    """Yield the indices of the batches from a step on, each epoch in an order of its own.
+
+    The order of an epoch depends on the seed and the number of the epoch alone, so a training that
+    resumes needs no stored state for it.
+
+    Args:
+        n: number of samples.
+        batch_size: samples in a batch; the last batch of an epoch may be smaller.
+        seed: seed of the orders.
+        start: number of batches to skip.
+        device: device of the indices.
+
+    >>> a, b = batches(4, 2, 0, 0), batches(4, 2, 0, 3)
+    >>> [next(a).tolist() for _ in range(4)][3] == next(b).tolist()
+    True
+    """
+    epoch, skip = divmod(start, math.ceil(n / batch_size))
+    for e in itertools.count(epoch):
+        seeds = np.random.SeedSequence([seed, e]).generate_state(1, np.uint64)
+        generator = torch.Generator().manual_seed(int(seeds[0] >> np.uint64(1)))
+        order = torch.randperm(n, generator=generator).to(device)
+        yield from order.split(batch_size)[skip:]
+        skip = 0
