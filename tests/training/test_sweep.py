@@ -11,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from torch import nn
 
@@ -22,6 +23,7 @@ from flatlens.training.grid import cells, read_sweep
 from flatlens.training.sweep import SweepError, run_cell, sweep
 from flatlens.training.train import train
 from flatlens.workers import Engine, Outcome, local
+from flatlens.workers.outcome import marked
 
 SOURCE = Path(__file__).parents[2] / "src"
 KILLS = int(os.environ.get("FLATLENS_KILLS", "20")) // 5  # the other four fifths: test_train
@@ -380,6 +382,55 @@ def test_control_c_stops_cleanly(tmp_path):
     assert process.communicate() == ("", "")
     assert process.returncode == 130
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGKILL"])
+def test_workers_end_with_their_driver(tmp_path, name):
+    """The signal goes to the driver alone, as from a batch system."""
+    process = start(*WORDS, "--steps", "100000", "--workers", "2", "--out", tmp_path)
+    while not list(tmp_path.glob("*/checkpoint.safetensors")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    workers = children_of(process)
+    assert workers
+    number = getattr(signal, name)
+    process.send_signal(number)
+    output = process.communicate()
+    # after SIGKILL loky warns of semaphores that it then removes
+    assert output == ("", "") or (name == "SIGKILL" and output[0] == "")
+    assert process.returncode == -number
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert not alive
+    with marked(tmp_path) as token:  # the next sweep removes what a killed one left
+        assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == [token]
+
+
+def test_runs_of_another_process_have_an_exit_code_and_no_line_in_the_table(tmp_path, capsys):
+    words = [*WORDS[1:], "--steps", "40", "--workers", "1", "--out", str(tmp_path)]
+    busy, *others = cells(BASE, GRID)
+    with Run.open(tmp_path / busy.name, busy.identity) as run:
+        run.append({"step": 0, "train_loss": 1.0, "sharpness": 1.0, "nmls": 1.0, "mls": 1.0})
+        assert cli.main(["sweep", *words]) == cli.BUSY
+    output = capsys.readouterr()
+    assert f"1 run is left to another process that is writing them: {busy.name}" in output.err
+    assert busy.name not in output.out
+    assert all(config.name in output.out for config in others)
+
+
+def test_a_grid_that_would_fill_a_disk_is_refused_at_once(tmp_path):
+    for grid in ({"seed": range(10**8)}, {"seed": range(10**4), "steps": range(1, 10**4 + 1)}):
+        with pytest.raises(FlatlensError, match=r"00 runs, which would write at least .* GB"):
+            sweep(BASE, grid, out=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_more_workers_than_memory_are_refused(tmp_path):
+    with pytest.raises(FlatlensError, match=r"workers need about .* GB of memory"):
+        sweep(BASE, {"seed": range(50_000)}, out=tmp_path, workers=40_000)
 
 
 def test_killed_at_random_moments_it_ends_with_the_same_records(tmp_path):

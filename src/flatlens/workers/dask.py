@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import multiprocessing
 import socket
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,7 +18,8 @@ from flatlens.workers.engine import Engine
 from flatlens.workers.lifetime import stopping_on_signals
 
 CONNECT = 10.0  # seconds in which a Dask scheduler must answer
-SCHEMES = ("tcp", "tls")  # protocols for which a plain connection can be tried first
+SCHEMES = ("tcp", "tls", "ucx", "ws", "wss")
+PLAIN_SCHEMES = ("tcp", "tls")  # protocols whose port can be tried with a plain socket
 
 
 class SchedulerGoneError(FlatlensError):
@@ -59,24 +62,37 @@ def dask_engine(
 
 
 def _check_address(address: str) -> None:
-    """Refuse an address that nothing answers at, at once instead of after Dask's long retries."""
+    """Refuse an address that no scheduler answers at, before Dask starts to retry and to log."""
     parts = urlsplit(address if "://" in address else f"tcp://{address}")
-    if parts.scheme not in SCHEMES:
-        return
-    example = "write it as tcp://HOST:PORT"
     try:
         host, port = parts.hostname, parts.port
-    except ValueError as error:  # a port that is no number
-        raise FlatlensError(f"{address!r} is not the address of a scheduler; {example}.") from error
-    if not host or not port:
-        raise FlatlensError(f"{address!r} is not the address of a scheduler; {example}.")
+    except ValueError:  # a port that is no number
+        host, port = None, None
+    if parts.scheme not in SCHEMES or not host or not port:
+        raise FlatlensError(
+            f"{address!r} is not the address of a scheduler; write it as tcp://HOST:PORT."
+        )
     try:
-        socket.create_connection((host, port), CONNECT).close()
-    except (OSError, UnicodeError) as error:  # UnicodeError: a host that is no host name
+        if parts.scheme in PLAIN_SCHEMES:
+            socket.create_connection((host, port), CONNECT).close()
+        # in a thread of its own: a notebook has an event loop in this one
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(asyncio.run, _greet(address)).result()
+    except (OSError, ValueError, TypeError, ImportError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
         raise FlatlensError(
             f"No Dask scheduler answers at {address}: {reason.rstrip('.')}."
         ) from error
+
+
+async def _greet(address: str) -> None:
+    """Connect as a Dask client does, with its TLS settings, and hang up."""
+    from distributed.comm import connect
+    from distributed.security import Security
+
+    settings = Security().get_connection_args("client")
+    comm = await connect(address, timeout=CONNECT, **settings)
+    comm.abort()
 
 
 @contextlib.contextmanager

@@ -8,6 +8,9 @@ folder and sends the files back with the outcome.
 from __future__ import annotations
 
 import contextlib
+import os
+import platform
+import re
 import tempfile
 import threading
 import uuid
@@ -19,6 +22,7 @@ from typing import Literal
 from flatlens.runs import Run, RunBusyError
 from flatlens.runs.files import replacing
 
+TOKEN = re.compile(r"\.sweep-[0-9a-f]{32}")
 Status = Literal["done", "failed", "refused", "lost", "busy"]
 
 # torch has one global generator and one number of threads per process, but a Dask worker may have
@@ -77,13 +81,34 @@ def workplace(out: str, token: str, name: str) -> Iterator[Workplace]:
 
 @contextlib.contextmanager
 def marked(folder: Path) -> Iterator[str]:
-    """Put a token file into ``folder`` for as long as the driver runs, and yield its name."""
+    """Put a token file into ``folder`` for as long as the driver runs, and yield its name.
+
+    Tokens of drivers that were killed are removed. The file holds the machine and the process id of
+    its driver.
+    """
+    for old in folder.glob(".sweep-*"):
+        if TOKEN.fullmatch(old.name) and _is_stale(old):
+            old.unlink(missing_ok=True)
     token = f".sweep-{uuid.uuid4().hex}"
-    (folder / token).touch()
+    (folder / token).write_text(f"{platform.node()} {os.getpid()}\n")
     try:
         yield token
     finally:
         (folder / token).unlink(missing_ok=True)
+
+
+def _is_stale(token: Path) -> bool:
+    """Tell whether the driver that wrote a token ran on this machine and is gone."""
+    try:
+        machine, _, process = token.read_text().strip().rpartition(" ")
+        if machine != platform.node():
+            return False
+        os.kill(int(process), 0)  # sends nothing, but fails if there is no such process
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError):  # somebody else's process, or a file that we did not write
+        return False
+    return False
 
 
 def store_files(folder: Path, files: Mapping[str, bytes], open_run: Callable[[], Run]) -> bool:
