@@ -377,10 +377,13 @@ def test_the_command(runs, settings, capsys):
     assert sorted(told["models"]) == sorted(MODELS)
     assert (out / "figure3.png").exists()
     assert told["figure"] == str(out / "figure3.pdf")
+    assert told["notes"] == ["There is no correlation, because 3 models are too few; it needs 8."]
+    assert "claims" not in told
     assert cli.main([*words, "--max-se", "1e-9"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    *lines, note = capsys.readouterr().out.splitlines()
     assert all(line.startswith("dropped test_") for line in lines)
     assert len(lines) == len(MODELS)
+    assert note.startswith("There is no figure, because no model is left")
     assert cli.main(["zoo", "--models", "test_vit"]) == cli.BAD_INPUT
     assert "--images" in capsys.readouterr().err
 

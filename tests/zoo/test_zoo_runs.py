@@ -215,6 +215,48 @@ def test_a_model_that_did_not_converge_is_dropped_and_told(settings, out, capsys
     assert cli.main([*words, "--max-se", "0"]) == cli.BAD_INPUT
 
 
+def test_one_model_is_drawn_and_the_missing_correlation_explained(
+    settings, out, capsys, nothing_runs
+):
+    done(out, settings, "test_vit")
+    words = ["zoo", "--random", "--images", settings.images, "--n", "2", "--out", str(out)]
+    assert cli.main([*words, "--models", "test_vit"]) == 0
+    assert "no correlation, because 1 model is too few; it needs 8." in capsys.readouterr().out
+    assert (out / "figure3.pdf").exists()
+
+
+def test_eight_models_have_a_correlation(settings, out, capsys, nothing_runs):
+    for k in range(8):
+        done(out, settings, f"m{k}", adaptive_sharpness=1.0 + k, adaptive_sharpness_se=0.01)
+    done(out, settings, "test_vit")
+    words = ["zoo", "--random", "--images", settings.images, "--n", "2", "--out", str(out)]
+    assert cli.main([*words, "--models", "test_vit"]) == 0
+    assert "no correlation" not in capsys.readouterr().out
+
+
+def test_a_user_s_figure_is_neither_deleted_nor_replaced(settings, out, capsys, nothing_runs):
+    done(out, settings, "test_vit")
+    words = ["zoo", "--random", "--images", settings.images, "--n", "2", "--out", str(out)]
+    (out / "figure3.svg").write_text("mine")
+    assert cli.main([*words, "--models", "test_vit"]) == 0
+    assert cli.main([*words, "--models", "test_vit"]) == 0  # replaces its own figure
+    assert (out / "figure3.svg").read_text() == "mine"
+    (out / "figure3.png").write_bytes(b"mine")
+    capsys.readouterr()
+    assert cli.main([*words, "--models", "test_vit"]) == 2
+    assert "figure3.png was not written by flatlens zoo" in capsys.readouterr().err
+    zoo(["test_vit"], settings, out=out)
+    assert (out / "figure3.png").read_bytes() == b"mine"
+    assert not (out / "figure3.pdf").exists()
+
+
+def test_a_skipped_model_gives_no_advice_that_a_zoo_cannot_follow():
+    message = 'Lanczos needs a derivative that this network lacks (x); use method="exact"'
+    assert zoos._without_advice(message) == (
+        "Lanczos needs a derivative that this network lacks (x)."
+    )
+
+
 def test_the_figure_leaves_out_what_did_not_converge():
     k = np.arange(1.0, 7)
     frame = pd.DataFrame({

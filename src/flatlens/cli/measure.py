@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from flatlens.cli.options import AboveZero, Json, Natural, Positive, Words
+from flatlens.errors import FlatlensError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -23,6 +24,7 @@ def measure(
     *,
     data: str,
     checkpoint: Path | None = None,
+    key: str | None = None,
     n: Positive | None = None,
     quantities: Words = None,
     method: Literal["auto", "exact", "sketch"] = "auto",
@@ -54,6 +56,9 @@ def measure(
     checkpoint
         The weights: a safetensors file, or a state dict saved with torch.save (tensors only); by
         default the network is measured as the factory returns it.
+    key
+        The place of the weights inside the checkpoint, such as ema or state_dict.teacher; by
+        default the usual places are tried.
     n
         The number of samples, drawn at random with --seed; by default 100, or all if there are
         fewer.
@@ -92,17 +97,18 @@ def measure(
     import flatlens as fl
 
     torch.manual_seed(seed)
-    network = _network(model, checkpoint)
+    network = _network(model, checkpoint, key)
     x, y = _samples(network, data, n, seed, device, dtype)
-    key = int(output) if output is not None and output.isdecimal() else output
+    selected = int(output) if output is not None and output.isdecimal() else output
     m = fl.measure(
-        network, x, y, quantities=quantities or "default", method=method, loss=loss, output=key,
-        weight_norm=weight_norm, directions=directions, seed=seed, rtol=rtol, budget=budget,
+        network, x, y, quantities=quantities or "default", method=method, loss=loss,
+        output=selected, weight_norm=weight_norm, directions=directions, seed=seed, rtol=rtol,
+        budget=budget,
     )  # fmt: skip
     print(m.to_json() if as_json else m)
 
 
-def _network(model: str, checkpoint: Path | None) -> nn.Module:
+def _network(model: str, checkpoint: Path | None, key: str | None) -> nn.Module:
     """Build the network and load its weights."""
     from flatlens.training.networks import build
     from flatlens.training.trust import import_factory
@@ -111,8 +117,11 @@ def _network(model: str, checkpoint: Path | None) -> nn.Module:
     import_factory(model, Path.cwd())
     network = build(model)
     _check_plain(network, model)
+    if key is not None and checkpoint is None:
+        raise FlatlensError("--key is a place inside a checkpoint; give --checkpoint too.")
     if checkpoint is not None:
-        load_weights(network, checkpoint)
+        options: dict[str, Any] = {} if key is None else {"key": key}
+        load_weights(network, checkpoint, **options)
     return network
 
 
@@ -120,8 +129,6 @@ def _check_plain(network: nn.Module, model: str) -> None:
     """Refuse networks whose weights have no values or whose layers cannot be seen."""
     import torch
     from torch.nn.parameter import is_lazy
-
-    from flatlens.errors import FlatlensError
 
     tensors = [*network.named_parameters(), *network.named_buffers()]
     if lazy := [name for name, t in tensors if is_lazy(t)]:
@@ -173,7 +180,6 @@ def draw(there: int, n: int | None, seed: int) -> Tensor:
     """
     import torch
 
-    from flatlens.errors import FlatlensError
     from flatlens.training.placement import SAMPLES
 
     if n is not None and n > there:

@@ -136,12 +136,23 @@ def _figure(good: pd.DataFrame, out: Path, source: str) -> dict[str, Any]:
     """Draw the figure and judge the claims, as far as there are enough models."""
     from flatlens.figures import save
     from flatlens.figures import zoo as draw
-    from flatlens.figures.zoo import FEWEST, claims
+    from flatlens.figures.few_models import few_models
+    from flatlens.figures.zoo import claims
     from flatlens.zoo.figure_files import FIGURE, note_figures
+    from flatlens.zoo.table import FEWEST_CORRELATED
 
-    if len(good) < FEWEST:
-        return {}
-    paths = save(draw(good), out / FIGURE)
+    if good.empty:
+        note = "There is no figure, because no model is left; raise --max-se, or give more images."
+        return {"notes": [note]}
+    enough = len(good) >= FEWEST_CORRELATED
+    paths = save(draw(good) if enough else few_models(good), out / FIGURE)
     note_figures(out, paths.values())
-    # the claims of the paper are about trained models
-    return {"claims": {} if source == "random" else claims(good), "figure": str(paths["pdf"])}
+    result: dict[str, Any] = {"figure": str(paths["pdf"])}
+    if not enough:
+        count = "1 model is" if len(good) == 1 else f"{len(good)} models are"
+        result["notes"] = [
+            f"There is no correlation, because {count} too few; it needs {FEWEST_CORRELATED}."
+        ]
+    elif source != "random":  # the claims of the paper are about trained models
+        result["claims"] = claims(good)
+    return result

@@ -87,7 +87,7 @@ def _check_address(address: str) -> None:
 
 async def _greet(address: str) -> None:
     """Connect as a Dask client does, with its TLS settings, and hang up."""
-    from distributed.comm import connect
+    from distributed.comm.core import connect
     from distributed.security import Security
 
     settings = Security().get_connection_args("client")

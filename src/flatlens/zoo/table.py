@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 AXES = ("adaptive_sharpness", "normalized_mls")
 SHOWN = ("class", "parameters", *(f"{a}{e}" for a in AXES for e in ("", "_se")), "top1")
+FEWEST_CORRELATED = 8  # models; a rank correlation of fewer says nothing
 COUNTS = ("parameters",)  # columns that are printed as whole numbers
 # rough costs for a listing: an image takes this many forward passes; memory is counted in what one
 # forward pass saves

@@ -8,6 +8,7 @@ new ones. A model that cannot be measured (no weights, no memory) is skipped; th
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -150,12 +151,23 @@ def run_model(
         except RunBusyError:
             return Outcome("busy")
         except FlatlensError as error:
-            return Outcome("refused", str(error))
+            return Outcome("refused", _without_advice(str(error)))
         except (Exception, SystemExit) as error:  # a model may raise anything
             reason = (str(error).splitlines() or [""])[0]
             message = f"{type(error).__name__}: {reason}"
             return Outcome("failed", f"{traceback.format_exc()}\n{message}")
         return place.finished()
+
+
+def _without_advice(message: str) -> str:
+    """Drop advice on options of `measure` that a zoo does not have, such as method="exact".
+
+    >>> _without_advice('The network cannot be sketched; use method="exact".')
+    'The network cannot be sketched.'
+    """
+    clauses = re.split(r"(?<=[.;])\s+", message)
+    rest = [clause for clause in clauses if not re.search(r"\bmethod\s*=", clause)]
+    return " ".join(rest).rstrip(";. ") + "." if rest else message
 
 
 def _store(name: str, settings: Zoo, outcome: Outcome, folder: Path) -> Outcome:
