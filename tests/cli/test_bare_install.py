@@ -18,7 +18,7 @@ TINY = "--steps 2 --measure end --samples 3 --train-size 20 --evaluate 10 --quan
 # command, exit code, words in the output or in the one sentence on standard error
 COMMANDS = [
     ("demo --steps 3 --out figures --quiet", 0, ""),
-    ("measure torch.nn:Flatten --data digits --n 3", 2, "parameters"),
+    ("measure net:build --data digits --n 3", 0, "sharpness"),
     (f"train --model-options.widths [64,4,10] {TINY} --out runs/a", 0, "sharpness"),
     ("sweep --seeds 2 --out runs/b", 2, "pip install 'flatlens[sweep]'"),
     ("sweep --seeds 2 --engine dask --out runs/c", 2, "pip install 'flatlens[dask]'"),
@@ -79,6 +79,9 @@ def site(tmp_path_factory) -> Path:
 
 
 def test_every_command_works_or_names_the_extra(site, tmp_path):
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\ndef build(): return nn.Linear(64, 10)\n"
+    )
     words = json.dumps([command for command, _, _ in COMMANDS])
     done = subprocess.run(
         # no site-packages but ours: -S leaves out those of this environment

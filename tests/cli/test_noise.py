@@ -95,7 +95,8 @@ def start(*words: str, **options) -> subprocess.Popen[str]:
 def test_a_reader_that_leaves_is_no_error():
     process = start("--help", stdout=subprocess.PIPE)
     process.stdout.close()
-    assert process.stderr.read() == ""
+    with process.stderr as errors:
+        assert errors.read() == ""
     process.wait()
 
 

@@ -140,7 +140,9 @@ def _drop_output() -> None:
 
 def refuse(reason: str, code: int = BAD_INPUT) -> int:
     """Print one sentence on standard error and return the exit code."""
-    sentence = " ".join(reason.split()).rstrip(".")
+    # a path that is not valid UTF-8 is shown with escapes
+    text = reason.encode(errors="backslashreplace").decode()
+    sentence = " ".join(text.split()).rstrip(".")
     stop = "" if sentence.endswith("?") else "."
     try:
         print(f"flatlens: {sentence}{stop}", file=sys.stderr, flush=True)
