@@ -30,7 +30,7 @@ import torch
 import flatlens as fl
 from flatlens.figures import style, trends
 from flatlens.training.config import Config
-from flatlens.training.sweep import keeping_memory
+from flatlens.workers.dask import keeping_memory
 
 GRID = {"lr": [0.05, 0.1, 0.2, 0.4, 0.8], "seed": [0, 1]}
 FIGURE = Path(__file__).parent.parent / "docs" / "figures" / "sweep.png"

@@ -29,7 +29,7 @@ from flatlens.perturb import (
     input_sensitivity_ascent,
 )
 from flatlens.training.timm_models import build, transform
-from flatlens.zoo.zoo import _picture, choose
+from flatlens.zoo.pictures import choose, read_picture
 
 STEPS = (2, 4, 8, 16, 30)
 OUTPUT = torch.sigmoid
@@ -108,7 +108,7 @@ def main() -> None:
     prepare, _ = transform(model)
     files, labels = choose(arguments.images, arguments.n)
     assert labels is not None
-    x = torch.stack([prepare(_picture(file)) for file in files])
+    x = torch.stack([prepare(read_picture(file)) for file in files])
     y = torch.tensor(labels)
     ascent(model, x)
     exact, spent = seconds(lambda: fl.probe(model, x, output=OUTPUT, chunk=1))

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def expected(tmp_path_factory) -> dict[str, bytes]:
 
 
 def test_workers_that_do_not_see_the_disk_send_the_files(tmp_path, monkeypatch, cluster, expected):
-    monkeypatch.setattr(sweeps, "_mark", lambda folder: "a token that is nowhere")
+    monkeypatch.setattr(sweeps, "marked", lambda folder: nullcontext("a token that is nowhere"))
     address, _ = cluster
     out = tmp_path / "runs"
     options = {"out": out, "engine": "dask", "address": address, "resources": RESOURCES}
@@ -74,7 +75,7 @@ def test_workers_that_do_not_see_the_disk_send_the_files(tmp_path, monkeypatch, 
         "checkpoint.safetensors", "config.json", "done", "lock", "records.jsonl"
     ]  # fmt: skip
     assert frame.groupby("run").size().tolist() == [3] * 4
-    monkeypatch.setattr(sweeps, "engine_of", None)
+    monkeypatch.setattr(sweeps, "open_engine", None)
     assert sweep(BASE, GRID, **options).equals(frame)  # nothing is done twice
 
 
@@ -103,8 +104,7 @@ def test_a_cluster_of_its_own(tmp_path, expected):
     assert records(tmp_path) == expected
 
 
-def test_no_scheduler_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweeps, "CONNECT", "1s")
+def test_no_scheduler_is_said(tmp_path):
     with pytest.raises(FlatlensError, match=r"No Dask scheduler answers at tcp://127.0.0.1:9"):
         sweep(BASE, GRID, out=tmp_path, engine="dask", address="tcp://127.0.0.1:9")
 

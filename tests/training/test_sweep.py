@@ -11,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from torch import nn
 
@@ -18,8 +19,11 @@ from flatlens import FlatlensError, cli
 from flatlens.runs import Run
 from flatlens.training import sweep as sweeps
 from flatlens.training.config import Config
-from flatlens.training.sweep import SweepError, cells, read_sweep, run_cell, sweep
+from flatlens.training.grid import cells, read_sweep
+from flatlens.training.sweep import SweepError, run_cell, sweep
 from flatlens.training.train import train
+from flatlens.workers import Engine, Outcome, local
+from flatlens.workers.outcome import marked
 
 SOURCE = Path(__file__).parents[2] / "src"
 KILLS = int(os.environ.get("FLATLENS_KILLS", "20")) // 5  # the other four fifths: test_train
@@ -123,13 +127,13 @@ def test_without_the_driver_s_disk_the_files_come_back(tmp_path, expected):
     assert set(outcome.files) == {
         "config.json", "records.jsonl", "checkpoint.safetensors", "done"
     }  # fmt: skip
-    assert sweeps._keep(config, outcome, tmp_path).status == "done"
+    assert sweeps._store(config, outcome, tmp_path).status == "done"
     assert records(tmp_path) == {config.name: expected[config.name]}
     before = (tmp_path / config.name / "done").stat()
-    assert sweeps._keep(config, outcome, tmp_path).status == "done"  # there already
+    assert sweeps._store(config, outcome, tmp_path).status == "done"  # there already
     assert (tmp_path / config.name / "done").stat() == before
     with Run.open(tmp_path / config.name):
-        assert sweeps._keep(config, outcome, tmp_path).status == "busy"
+        assert sweeps._store(config, outcome, tmp_path).status == "busy"
 
 
 # --- local processes
@@ -145,7 +149,7 @@ def test_local_sweep(tmp_path, expected, monkeypatch):
     assert list(tmp_path.rglob("error.txt")) == []
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
     # what is done is not done again, nor is a worker started for it
-    monkeypatch.setattr(sweeps, "engine_of", None)
+    monkeypatch.setattr(sweeps, "open_engine", None)
     assert sweep(BASE, GRID, out=tmp_path).equals(frame)
 
 
@@ -174,9 +178,9 @@ def test_failures_are_tried_again_and_refusals_are_not(tmp_path, monkeypatch, re
             self.result = lambda: outcome
 
     monkeypatch.setattr(sweeps, "train", failing)
-    engine = sweeps.Engine(lambda f, *task: Done(f(*task)), lambda futures: (futures, []), 1, 0)
-    ((config, outcome),) = sweeps._outcomes([BASE], engine, tmp_path, retries=2)
-    assert (config, len(calls)) == (BASE, tries)
+    engine = Engine(lambda f, *task: Done(f(*task)), lambda futures: futures, 1, 0)
+    ((name, outcome),) = sweeps._outcomes({BASE.name: BASE}, engine, tmp_path, retries=2)
+    assert (name, len(calls)) == (BASE.name, tries)
     assert outcome.error.splitlines()[-1].endswith("no" if refused else "disk trouble")
 
 
@@ -227,7 +231,7 @@ def doomed(way: str) -> Config:
 
 
 def test_a_run_that_kills_its_worker_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweeps, "LOSSES", 1)
+    monkeypatch.setattr(local, "LOSSES", 1)
     with pytest.raises(SweepError, match=r"\(Its worker process died, SIGKILL\(-9\).\)"):
         sweep(doomed("die"), {}, out=tmp_path, workers=1, retries=0)
 
@@ -250,7 +254,7 @@ def test_losses_count_only_against_runs_that_were_alone(tmp_path):
         def result(self):
             if self.name == bad.name or bad.name in self.beside:
                 raise BrokenProcessPool("dead")
-            return sweeps.Outcome("done")
+            return Outcome("done")
 
     def submit(_, settings, *__):
         started.append(Future(Config.from_dict(settings).name))
@@ -259,12 +263,13 @@ def test_losses_count_only_against_runs_that_were_alone(tmp_path):
     def wait(futures):
         for future in futures:
             future.beside = [f.name for f in futures]
-        return futures, []
+        return futures
 
-    found = dict(sweeps._outcomes(configs, sweeps.Engine(submit, wait, 2, 3), tmp_path, 0))
-    assert {c.seed: o.status for c, o in found.items()} == {0: "done", 1: "lost", 2: "done"}
+    todo = {config.name: config for config in configs}
+    outcomes = dict(sweeps._outcomes(todo, Engine(submit, wait, 2, 3), tmp_path, 0))
+    assert [outcomes[c.name].status for c in configs] == ["done", "lost", "done"]
     assert [f.name for f in started].count(bad.name) == 1 + 1 + 3
-    assert found[bad].error.splitlines()[-1] == "Its worker process died."
+    assert outcomes[bad.name].error.splitlines()[-1] == "Its worker process died."
 
 
 def test_a_damaged_run_is_told_and_the_others_are_done(tmp_path):
@@ -317,7 +322,7 @@ WORDS = """sweep --model-options.widths [64,8,10] --measure every:20 --samples 5
 def start(*words: object) -> subprocess.Popen[str]:
     """A sweep with its workers, in a process group that can be killed as a whole."""
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "flatlens.cli", *map(str, words)],
+        [sys.executable, "-W", "error", "-m", "flatlens", *map(str, words)],
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -359,9 +364,11 @@ def test_help_shows_an_example(capsys):
 def test_two_sweeps_at_once_share_the_work(tmp_path, expected):
     both = [start(*WORDS, "--steps", "40", "--workers", "1", "--out", tmp_path) for _ in range(2)]
     told = [process.communicate() for process in both]
-    assert [(process.returncode, err) for process, (_, err) in zip(both, told, strict=True)] == [
-        (0, "")
-    ] * 2
+    for process, (_, err) in zip(both, told, strict=True):
+        # 3: the other sweep was still writing a run when this one ended
+        assert (process.returncode, err) == (0, "") or (
+            process.returncode == 3 and "left to another process" in err
+        )
     assert records(tmp_path) == expected
     assert len(list(tmp_path.glob("*/done"))) == 4
 
@@ -375,6 +382,55 @@ def test_control_c_stops_cleanly(tmp_path):
     assert process.communicate() == ("", "")
     assert process.returncode == 130
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGKILL"])
+def test_workers_end_with_their_driver(tmp_path, name):
+    """The signal goes to the driver alone, as from a batch system."""
+    process = start(*WORDS, "--steps", "100000", "--workers", "2", "--out", tmp_path)
+    while not list(tmp_path.glob("*/checkpoint.safetensors")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    workers = children_of(process)
+    assert workers
+    number = getattr(signal, name)
+    process.send_signal(number)
+    output = process.communicate()
+    # after SIGKILL loky warns of semaphores that it then removes
+    assert output == ("", "") or (name == "SIGKILL" and output[0] == "")
+    assert process.returncode == -number
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert not alive
+    with marked(tmp_path) as token:  # the next sweep removes what a killed one left
+        assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == [token]
+
+
+def test_runs_of_another_process_have_an_exit_code_and_no_line_in_the_table(tmp_path, capsys):
+    words = [*WORDS[1:], "--steps", "40", "--workers", "1", "--out", str(tmp_path)]
+    busy, *others = cells(BASE, GRID)
+    with Run.open(tmp_path / busy.name, busy.identity) as run:
+        run.append({"step": 0, "train_loss": 1.0, "sharpness": 1.0, "nmls": 1.0, "mls": 1.0})
+        assert cli.main(["sweep", *words]) == cli.BUSY
+    output = capsys.readouterr()
+    assert f"1 run is left to another process that is writing them: {busy.name}" in output.err
+    assert busy.name not in output.out
+    assert all(config.name in output.out for config in others)
+
+
+def test_a_grid_that_would_fill_a_disk_is_refused_at_once(tmp_path):
+    for grid in ({"seed": range(10**8)}, {"seed": range(10**4), "steps": range(1, 10**4 + 1)}):
+        with pytest.raises(FlatlensError, match=r"00 runs, which would write at least .* GB"):
+            sweep(BASE, grid, out=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_more_workers_than_memory_are_refused(tmp_path):
+    with pytest.raises(FlatlensError, match=r"workers need about .* GB of memory"):
+        sweep(BASE, {"seed": range(50_000)}, out=tmp_path, workers=40_000)
 
 
 def test_killed_at_random_moments_it_ends_with_the_same_records(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import math
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -23,9 +24,12 @@ with warnings.catch_warnings():
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 
 from flatlens.training import networks as models  # noqa: E402
-from flatlens.training import sweep, timm_models  # noqa: E402
+from flatlens.training import timm_models  # noqa: E402
+from flatlens.workers import engines  # noqa: E402
+from flatlens.zoo import measure_model, pictures  # noqa: E402
 from flatlens.zoo import zoo as zoos  # noqa: E402
-from flatlens.zoo.zoo import Zoo, kept, zoo  # noqa: E402
+from flatlens.zoo.table import precise_models  # noqa: E402
+from flatlens.zoo.zoo import Zoo, zoo  # noqa: E402
 
 MODELS = ["test_vit", "test_vit3", "test_efficientnet"]  # attention; relative positions; BatchNorm
 N = 3
@@ -67,7 +71,7 @@ def test_three_models_are_measured(runs):
         assert tensors == len(list(model.parameters()))
         assert row["tensors_unused"] == 0
         assert 0 <= row["top1"] <= 100
-        for name in (*zoos.QUANTITIES, "adaptive_sharpness_sampled"):
+        for name in (*measure_model.QUANTITIES, "adaptive_sharpness_sampled"):
             assert math.isfinite(row[name])
             assert row[f"{name}_se"] > 0
         assert not (out / row["model"] / zoos.SKIPPED).exists()
@@ -81,7 +85,7 @@ def test_numbers_are_those_of_a_brute_force_jacobian(runs, settings):
     torch.manual_seed(settings.seed)
     model = timm.create_model("test_vit").eval()
     prepare, _ = timm_models.transform(model)
-    files, labels = zoos.choose(zoos.Path(settings.images), N)
+    files, labels = pictures.choose(Path(settings.images), N)
     assert sorted(labels) == list(range(N))
     x = torch.stack([prepare(Image.open(f).convert("RGB")) for f in files])
     found = []
@@ -134,8 +138,8 @@ def test_a_zoo_goes_on_where_it_was(runs, settings, monkeypatch):
 def test_the_estimators_of_the_paper(settings):
     values = {**vars(settings), "paper": True, "perturbations": 0}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(zoos, "PAPER", {"perturbations": 2, "antithetic": False})
-        found = zoos.record("test_efficientnet", Zoo(**values), None)
+        patch.setattr(measure_model, "PAPER", {"perturbations": 2, "antithetic": False})
+        found = measure_model.record("test_efficientnet", Zoo(**values), None)
     assert "adaptive_sharpness_sampled" not in found
     assert found["adaptive_sharpness_paper_se"] > 0
     assert found["normalized_mls_paper"] > 0
@@ -263,7 +267,7 @@ def test_a_model_of_timm_is_trained(tmp_path, capsys):
 
 def test_without_a_network_each_model_gives_one_line(images, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(zoos, "reachable", lambda: False)
-    monkeypatch.setattr(sweep, "_local", _here)
+    monkeypatch.setattr(engines, "local_engine", _here)
     words = ["zoo", "--images", str(images), "--n", "2", "--out", str(tmp_path), "--models"]
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     assert cli.main([*words, "test_vit", "test_vit2"]) == cli.FAILED
@@ -290,21 +294,21 @@ def _here(workers):
     """An engine of this very process."""
     from contextlib import nullcontext
 
-    from flatlens.training.sweep import Engine
+    from flatlens.workers import Engine
 
-    return nullcontext(Engine(lambda f, *task: _Now(f(*task)), lambda fs: (fs, []), 1, 0))
+    return nullcontext(Engine(lambda f, *task: _Now(f(*task)), lambda futures: futures, 1, 0))
 
 
 def test_a_failing_model_stops_nobody(settings, tmp_path, monkeypatch):
-    whole = zoos.record
+    whole = measure_model.record
 
     def record(model, settings, chunk, offline=False):
         if model == "test_vit2":
             raise IndexError("this model is broken")
         return whole(model, settings, chunk, offline)
 
-    monkeypatch.setattr(zoos, "record", record)
-    monkeypatch.setattr(sweep, "_local", _here)
+    monkeypatch.setattr(measure_model, "record", record)
+    monkeypatch.setattr(engines, "local_engine", _here)
     frame = zoo(["test_vit2", "test_efficientnet"], settings, out=tmp_path)
     assert list(frame["model"]) == ["test_efficientnet"]
     assert frame.attrs["skipped"] == {"test_vit2": "IndexError: this model is broken"}
@@ -324,7 +328,7 @@ def test_out_of_memory_takes_fewer_images_at_a_time(settings, tmp_path, monkeypa
                 raise FlatlensError("the model fails on 5 sample(s) of this input") from error
         return {"step": 0}
 
-    monkeypatch.setattr(zoos, "record", record)
+    monkeypatch.setattr(measure_model, "record", record)
     outcome = zoos.run_model("test_vit", vars(settings), str(tmp_path), "none", None, False)
     assert tried == [None, 2, 1]
     assert outcome.status == ("done" if fits else "refused")
@@ -345,11 +349,11 @@ def test_bad_images_are_told_before_anything_runs(tmp_path):
 def test_pictures_without_class_numbers_have_no_labels(tmp_path):
     for name in ("a.png", "b.png"):
         Image.new("RGB", (8, 8)).save(tmp_path / name)
-    assert zoos.choose(tmp_path, 2)[1] is None
+    assert pictures.choose(tmp_path, 2)[1] is None
     (tmp_path / "7").mkdir()
     for name in ("a.png", "b.png"):
         (tmp_path / name).rename(tmp_path / "7" / name)
-    assert zoos.choose(tmp_path, 2)[1] == [7, 7]
+    assert pictures.choose(tmp_path, 2)[1] == [7, 7]
 
 
 @pytest.mark.parametrize(
@@ -373,10 +377,13 @@ def test_the_command(runs, settings, capsys):
     assert sorted(told["models"]) == sorted(MODELS)
     assert (out / "figure3.png").exists()
     assert told["figure"] == str(out / "figure3.pdf")
+    assert told["notes"] == ["There is no correlation, because 3 models are too few; it needs 8."]
+    assert "claims" not in told
     assert cli.main([*words, "--max-se", "1e-9"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    *lines, note = capsys.readouterr().out.splitlines()
     assert all(line.startswith("dropped test_") for line in lines)
     assert len(lines) == len(MODELS)
+    assert note.startswith("There is no figure, because no model is left")
     assert cli.main(["zoo", "--models", "test_vit"]) == cli.BAD_INPUT
     assert "--images" in capsys.readouterr().err
 
@@ -397,7 +404,7 @@ def test_standard_errors_decide_who_is_kept():
         "adaptive_sharpness": [2.0, 2.0, 2.0],
         "adaptive_sharpness_se": [0.2, 0.2, 0.4],
     })  # fmt: skip
-    good, dropped = kept(frame, 0.15)
+    good, dropped = precise_models(frame, 0.15)
     assert list(good["model"]) == ["a"]
     assert dropped == pytest.approx({"b": 0.2, "c": 0.2})
 

@@ -19,10 +19,13 @@ Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 
 from flatlens.capture.inputs import COUPLED  # noqa: E402
 from flatlens.runs import Run  # noqa: E402
-from flatlens.training import sweep  # noqa: E402
-from flatlens.training.sweep import Engine, Outcome  # noqa: E402
+from flatlens.workers import Engine, Outcome  # noqa: E402
+from flatlens.workers.local import LOSSES  # noqa: E402
+from flatlens.zoo import measure_model  # noqa: E402
 from flatlens.zoo import zoo as zoos  # noqa: E402
-from flatlens.zoo.zoo import Zoo, kept, zoo  # noqa: E402
+from flatlens.zoo.pictures import choose  # noqa: E402
+from flatlens.zoo.table import AXES, precise_models  # noqa: E402
+from flatlens.zoo.zoo import Zoo, zoo  # noqa: E402
 
 
 def pictures(folder, names):
@@ -49,7 +52,7 @@ def out(tmp_path):
 
 def done(out, settings, model, **values):
     """A model that was measured."""
-    axes = {f"{a}{e}": v for a in zoos.AXES for e, v in (("", 1.0), ("_se", 0.1))}
+    axes = {f"{a}{e}": v for a in AXES for e, v in (("", 1.0), ("_se", 0.1))}
     with Run.open(out / model, settings.identity(model)) as run:
         run.append({"step": 0, "class": "test", **axes, "spectra_converged": True, **values})
         run.finish()
@@ -58,7 +61,7 @@ def done(out, settings, model, **values):
 @pytest.fixture
 def nothing_runs(monkeypatch):
     monkeypatch.setattr(zoos, "run_model", None)
-    monkeypatch.setattr(zoos, "engine_of", None)
+    monkeypatch.setattr(zoos, "open_engine", None)
 
 
 # --- workers that die
@@ -79,8 +82,12 @@ def test_a_model_beside_one_that_kills_its_process_is_measured(order, settings, 
     """Two at a time; where `bad` runs, the pool breaks and all that runs is lost."""
     running, started = {}, []
 
+    class Future:
+        def result(self):
+            return results[self].result()
+
     def submit(_, name, *task):
-        future = object()
+        future = Future()
         running[future] = name
         started.append((name, sorted(running.values())))
         return future
@@ -91,19 +98,17 @@ def test_a_model_beside_one_that_kills_its_process_is_measured(order, settings, 
         for f in found:
             del running[f]
         results.update(found)
-        return list(found), []
+        return list(found)
 
     results = {}
-    engine = Engine(submit, wait, 2, sweep.LOSSES)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(zoos, "_result", lambda future: sweep._result(results[future]))
-        found = dict(zoos._outcomes(order, settings, engine, tmp_path, False))
+    engine = Engine(submit, wait, 2, LOSSES)
+    found = dict(zoos._outcomes(order, settings, engine, tmp_path, False))
     assert {name: outcome.status for name, outcome in found.items()} == {
         "good": "done",
         "other": "done",
         "bad": "lost",
     }
-    assert [beside for name, beside in started if name == "bad"][1:] == [["bad"]] * sweep.LOSSES
+    assert [beside for name, beside in started if name == "bad"][1:] == [["bad"]] * LOSSES
     assert "was killed" in (tmp_path / "bad" / zoos.SKIPPED).read_text()
 
 
@@ -174,8 +179,8 @@ def test_a_device_of_dask_workers_need_not_be_here(settings):
 
 def test_numbers_that_are_no_classes_are_no_labels(tmp_path):
     names = ["2024_0.png", "1000_1.png"]
-    assert zoos.choose(pictures(tmp_path / "dates", names), 2)[1] is None
-    assert zoos.choose(pictures(tmp_path / "999_cat", names), 2)[1] == [999, 999]
+    assert choose(pictures(tmp_path / "dates", names), 2)[1] is None
+    assert choose(pictures(tmp_path / "999_cat", names), 2)[1] == [999, 999]
 
 
 def test_the_sharpness_of_the_paper_needs_classes(tmp_path, out, nothing_runs):
@@ -187,7 +192,7 @@ def test_the_sharpness_of_the_paper_needs_classes(tmp_path, out, nothing_runs):
 @pytest.mark.parametrize("max_se", [0.0, -1.0, math.nan])
 def test_a_limit_that_drops_everything_is_refused(max_se):
     with pytest.raises(FlatlensError, match="give a number above 0"):
-        kept(pd.DataFrame({"model": []}), max_se)
+        precise_models(pd.DataFrame({"model": []}), max_se)
 
 
 # --- what is dropped
@@ -210,6 +215,48 @@ def test_a_model_that_did_not_converge_is_dropped_and_told(settings, out, capsys
     assert cli.main([*words, "--max-se", "0"]) == cli.BAD_INPUT
 
 
+def test_one_model_is_drawn_and_the_missing_correlation_explained(
+    settings, out, capsys, nothing_runs
+):
+    done(out, settings, "test_vit")
+    words = ["zoo", "--random", "--images", settings.images, "--n", "2", "--out", str(out)]
+    assert cli.main([*words, "--models", "test_vit"]) == 0
+    assert "no correlation, because 1 model is too few; it needs 8." in capsys.readouterr().out
+    assert (out / "figure3.pdf").exists()
+
+
+def test_eight_models_have_a_correlation(settings, out, capsys, nothing_runs):
+    for k in range(8):
+        done(out, settings, f"m{k}", adaptive_sharpness=1.0 + k, adaptive_sharpness_se=0.01)
+    done(out, settings, "test_vit")
+    words = ["zoo", "--random", "--images", settings.images, "--n", "2", "--out", str(out)]
+    assert cli.main([*words, "--models", "test_vit"]) == 0
+    assert "no correlation" not in capsys.readouterr().out
+
+
+def test_a_user_s_figure_is_neither_deleted_nor_replaced(settings, out, capsys, nothing_runs):
+    done(out, settings, "test_vit")
+    words = ["zoo", "--random", "--images", settings.images, "--n", "2", "--out", str(out)]
+    (out / "figure3.svg").write_text("mine")
+    assert cli.main([*words, "--models", "test_vit"]) == 0
+    assert cli.main([*words, "--models", "test_vit"]) == 0  # replaces its own figure
+    assert (out / "figure3.svg").read_text() == "mine"
+    (out / "figure3.png").write_bytes(b"mine")
+    capsys.readouterr()
+    assert cli.main([*words, "--models", "test_vit"]) == 2
+    assert "figure3.png was not written by flatlens zoo" in capsys.readouterr().err
+    zoo(["test_vit"], settings, out=out)
+    assert (out / "figure3.png").read_bytes() == b"mine"
+    assert not (out / "figure3.pdf").exists()
+
+
+def test_a_skipped_model_gives_no_advice_that_a_zoo_cannot_follow():
+    message = 'Lanczos needs a derivative that this network lacks (x); use method="exact"'
+    assert zoos._without_advice(message) == (
+        "Lanczos needs a derivative that this network lacks (x)."
+    )
+
+
 def test_the_figure_leaves_out_what_did_not_converge():
     k = np.arange(1.0, 7)
     frame = pd.DataFrame({
@@ -220,7 +267,9 @@ def test_the_figure_leaves_out_what_did_not_converge():
     title = figure.legends[0].get_title().get_text()
     assert "5 models of 3 classes" in title
     assert "1 left out, not converged" in title
-    assert list(kept(frame.assign(adaptive_sharpness_se=0, normalized_mls_se=0), None)[1]) == [3.0]
+    assert list(
+        precise_models(frame.assign(adaptive_sharpness_se=0, normalized_mls_se=0), None)[1]
+    ) == [3.0]
     with pytest.raises(FlatlensError, match="3 models or more"):
         figures.zoo(frame.assign(spectra_converged=False))
 
@@ -234,6 +283,6 @@ def test_images_that_change_one_another_are_measured_one_at_a_time(settings, mon
             raise FlatlensError(COUPLED)
         return {"step": 0}
 
-    monkeypatch.setattr(zoos, "record", record)
-    assert zoos._record("gcvit", settings, None, True) == {"step": 0}
+    monkeypatch.setattr(measure_model, "record", record)
+    assert measure_model.record_with_memory("gcvit", settings, None, True) == {"step": 0}
     assert tried == [None, 2, 1]

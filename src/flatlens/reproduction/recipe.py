@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from flatlens.errors import FlatlensError
 from flatlens.training.config import Config
-from flatlens.training.sweep import cells
+from flatlens.training.grid import cells
 
 ORDER = ("mlp", "lenet", "vgg", "d3")  # cheapest first
 SCALES = ("smoke", "desk", "night", "paper")

@@ -8,19 +8,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from loky import cpu_count  # type: ignore[import-untyped]
-
 from flatlens.errors import FlatlensError
 from flatlens.reproduction.recipe import recipes
 from flatlens.training.config import Config, due_steps
 from flatlens.training.train import train
+from flatlens.workers.engines import cores
 
 STEPS = 50  # that are timed
 
 
 def listing(scale: str, workers: int | None = None) -> list[list[str]]:
     """A table of the recipes at a scale, with what each takes."""
-    workers = workers or cpu_count()
+    workers = workers or cores()
     rows = [["recipe", "figures", "networks", "steps", "records", f"time, {workers} workers"]]
     for recipe in recipes().values():
         if scale not in recipe.scales:

@@ -1,0 +1,91 @@
+"""``flatlens reproduce``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from flatlens.cli.exit_codes import FAILED
+from flatlens.cli.guard import refuse
+from flatlens.cli.options import EngineName, Positive, Quiet, show_progress
+from flatlens.cli.outputs import check_output_folder
+from flatlens.cli.printing import print_table
+from flatlens.errors import FlatlensError
+
+EXAMPLES = """Examples:
+  flatlens reproduce --list --scale desk
+  flatlens reproduce fig1 --scale smoke --out smoke
+  flatlens reproduce all --scale desk --out desk
+  flatlens reproduce --from docs/reproduction/records.jsonl.gz --out redrawn"""
+
+
+def reproduce(
+    *names: str,
+    scale: Literal["smoke", "desk", "night", "paper"] = "desk",
+    out: Path = Path("reproduction"),
+    workers: Positive | None = None,
+    engine: EngineName = "local",
+    address: str | None = None,
+    train: Annotated[bool, Parameter(negative="--no-train", name="", show_default=False)] = True,
+    source: Annotated[Path | None, Parameter("--from")] = None,
+    show: Annotated[bool, Parameter("--list", negative="")] = False,
+    quiet: Quiet = False,
+) -> int:
+    """Redraw the paper: train, measure, draw, and give a verdict on each of its claims.
+
+    A call that was stopped continues where it was, and figures share their networks.
+
+    Parameters
+    ----------
+    names
+        The figures to draw: fig1, fig2, g4, g5, g6, g7, h8, h9, all (these eight), or d3 (a longer
+        training).
+    scale
+        The size of the experiment: smoke needs no data and takes a minute or so for each figure,
+        desk takes fewer steps, images and seeds than the paper, night takes one night, and paper is
+        as published.
+    out
+        The folder for runs, figures, claims and records.
+    workers
+        The number of worker processes; by default as many as the machine has cores.
+    engine
+        Where to train: local starts processes on this machine, dask uses a Dask scheduler.
+    address
+        The address of a running Dask scheduler; by default one is started.
+    train
+        Train nothing and draw what is there.
+    source
+        A file of records to redraw from without any training; without names everything that it
+        holds is drawn.
+    show
+        List the recipes with the time that each would take on this machine.
+    quiet
+        Show no progress and print nothing but errors.
+    """
+    from flatlens.reproduction import reproduce as module
+    from flatlens.reproduction.timing import listing
+
+    if show:
+        print_table(listing(scale, workers))
+        return 0
+    if "fig3" in names:
+        raise FlatlensError(
+            "Figure 3 is of published models and takes no training: flatlens zoo draws it, "
+            "see flatlens zoo --help."
+        )
+    if not names and source is None:
+        raise FlatlensError("Name what to reproduce, such as fig1 or all; see --list.")
+    check_output_folder(out)
+    result = module.reproduce(
+        names, out=out, scale=scale, train=train, source=source, workers=workers, engine=engine,
+        address=address, progress=show_progress(quiet),
+    )  # fmt: skip
+    if not quiet:
+        if len(result.claims):
+            table = module.overview(result.claims).drop(columns="says")
+            print_table([[*table], *table.to_numpy().tolist()])
+            print()
+        print("\n".join(map(str, result.files)))
+    return refuse("; ".join(result.problems), FAILED) if result.problems else 0

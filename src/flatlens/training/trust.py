@@ -1,0 +1,90 @@
+"""Whose code may run: models of flatlens, and factories that the user names on the command line.
+
+A run folder or a TOML file can come from a stranger. It may name a model that flatlens itself
+knows. Any other model is code, and it runs only if the user names the same factory or says --trust.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from flatlens.errors import FlatlensError
+
+OWN_MODELS = frozenset(("mlp", "lenet", "vgg", "vgg11", "resnet18", "vit"))
+OWN_PREFIXES = ("timm:", "hf:")  # model collections that flatlens reads by name
+
+
+def is_own_model(model: str) -> bool:
+    """Tell whether flatlens itself knows the model, so that building it runs no stranger's code.
+
+    >>> is_own_model("mlp"), is_own_model("timm:resnet18"), is_own_model("subprocess:getoutput")
+    (True, True, False)
+    """
+    return model in OWN_MODELS or model.startswith(OWN_PREFIXES)
+
+
+def check_trusted(
+    models: Iterable[str], where: str, *, trust: bool = False, named: Collection[str] = ()
+) -> None:
+    """Refuse models from a file whose code the user did not ask to run.
+
+    Args:
+        models: names of models that the file holds.
+        where: the file or folder, for the message.
+        trust: the user trusts the file.
+        named: factories that the user named on the command line.
+
+    Raises:
+        FlatlensError: if a model is a factory that is not named and ``trust`` is False.
+    """
+    for model in models:
+        # a name without a colon is no code: the builder refuses it as unknown
+        if ":" in model and not (trust or is_own_model(model) or model in named):
+            raise FlatlensError(
+                f"{where} names the model {model!r}, which is code that is not part of flatlens; "
+                f"to run it give --model {model}, or --trust if you trust the whole file."
+            )
+
+
+def import_factory(model: str, folder: Path | str) -> None:
+    """Import the module of a factory, looking for it in ``folder`` first.
+
+    The folder leads the search path only during this import. Afterwards it comes last, so that the
+    module can still import its neighbours but no file there can shadow an installed package.
+
+    Args:
+        model: name of a model; nothing happens if flatlens itself knows it.
+        folder: where the user's modules are.
+
+    Raises:
+        FlatlensError: if the import fails, or the module calls ``sys.exit``.
+    """
+    module, colon, _ = model.partition(":")
+    if is_own_model(model) or not colon or module in sys.modules:
+        return
+    place = str(folder)
+    sys.path.insert(0, place)
+    try:
+        importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # the module is a user's and may raise anything
+        raise FlatlensError(_message(model, error)) from error
+    finally:
+        sys.path.remove(place)
+        if place not in sys.path:
+            sys.path.append(place)
+
+
+def _message(model: str, error: BaseException) -> str:
+    """Describe a failed import: what was raised, and where in the user's file."""
+    reason = f"{type(error).__name__}: {error}".rstrip(".")[:300]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and "importlib" not in frame.filename
+    ]
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"Cannot import model {model!r}: {reason}{where}."

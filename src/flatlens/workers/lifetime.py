@@ -1,0 +1,77 @@
+"""Workers end with their driver, whatever ends the driver.
+
+A driver that gets SIGTERM or SIGHUP first stops its workers and then dies of the signal. A driver
+that is killed with SIGKILL cannot do that, so every worker watches its parent process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+WATCH = 0.5  # seconds between two looks at the parent process
+ENDING = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+
+
+class TerminatedError(BaseException):
+    """A signal asked this process to end. Not an Exception, so that no task catches it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"signal {number}")
+        self.number = number
+
+
+@contextlib.contextmanager
+def stopping_on_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into an exception, so that workers are stopped; then die of them.
+
+    A handler that the program installed itself stays, and so does ``nohup``, which ignores SIGHUP.
+    Only the main thread can handle signals; in any other thread this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [getattr(signal, name) for name in ENDING if hasattr(signal, name)]
+    numbers = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+
+    def stop(number: int, _: Any) -> None:
+        for each in numbers:  # a second signal must not interrupt the cleaning up
+            signal.signal(each, signal.SIG_IGN)
+        raise TerminatedError(number)
+
+    for number in numbers:
+        signal.signal(number, stop)
+    received = None
+    try:
+        yield
+    except TerminatedError as error:
+        received = error.number
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+    if received is not None:
+        signal.raise_signal(received)
+
+
+def prepare_worker(driver: int) -> None:
+    """Set up a worker process: ignore Ctrl-C and end when the driver is gone.
+
+    Ctrl-C reaches every process of a terminal, but the driver decides when its workers stop.
+
+    Args:
+        driver: process id of the driver, which is the parent of this process.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_watch, args=(driver,), daemon=True, name="watch-driver").start()
+
+
+def _watch(driver: int) -> None:
+    """End this process once its parent is another one. Runs may be killed at any moment."""
+    while os.getppid() == driver:
+        time.sleep(WATCH)
+    os._exit(1)
