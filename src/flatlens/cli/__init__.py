@@ -319,7 +319,7 @@ def sweep(
 )
 def reproduce(
     *names: str,
-    scale: Literal["smoke", "desk", "night", "paper"] = "desk",
+    scale: Literal["smoke", "desk", "night", "paper"] | None = None,
     out: Path = Path("reproduction"),
     workers: Positive | None = None,
     engine: Literal["local", "dask"] = "local",
@@ -358,7 +358,7 @@ def reproduce(
     from flatlens.reproduction.timing import listing
 
     if show:
-        print("\n".join(columns(listing(scale, workers))))
+        print("\n".join(columns(listing(scale or "desk", workers))))
         return 0
     if "fig3" in names:
         raise FlatlensError(
@@ -452,10 +452,11 @@ def zoo(
     as_json
         Print one JSON object instead of a table.
     """
+    from flatlens.analysis.model_trend import FEWEST_MODELS
     from flatlens.figures import save
     from flatlens.figures import zoo as draw
-    from flatlens.figures.zoo import FEWEST, claims
     from flatlens.measurement import columns
+    from flatlens.reproduction.zoo_claims import claims
     from flatlens.zoo import zoo as module
 
     source = str(weights) if weights else "pretrained" if pretrained else "random"
@@ -471,7 +472,7 @@ def zoo(
     frame = module.zoo(models, settings, out=out, engine=engine, workers=workers, address=address)
     good, dropped = module.kept(frame, max_se)
     told = module.report(frame, good, dropped)
-    if len(good) >= FEWEST:
+    if len(good) >= FEWEST_MODELS:
         told["claims"] = {} if source == "random" else claims(good)  # they are on trained models
         told["figure"] = str(save(draw(good), out / "figure3")["pdf"])
     print(_json(told) if as_json else module.text(told))
