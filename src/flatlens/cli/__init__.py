@@ -315,7 +315,8 @@ def sweep(
   flatlens reproduce --list --scale desk
   flatlens reproduce fig1 --scale smoke --out smoke
   flatlens reproduce all --scale desk --out desk
-  flatlens reproduce --from docs/reproduction/records.jsonl.gz --out redrawn"""
+  flatlens reproduce --from docs/reproduction/records.jsonl.gz --out redrawn
+  flatlens reproduce --compare docs/reproduction docs/reproduction/night"""
 )
 def reproduce(
     *names: str,
@@ -326,6 +327,7 @@ def reproduce(
     address: str | None = None,
     train: Annotated[bool, Parameter(negative="--no-train", name="", show_default=False)] = True,
     source: Annotated[Path | None, Parameter("--from")] = None,
+    compare: Annotated[list[Path] | None, Parameter(consume_multiple=True, negative="")] = None,
     show: Annotated[bool, Parameter("--list", negative="")] = False,
 ) -> int:
     """Redraw the paper: train, measure, draw, and give a verdict on each of its claims.
@@ -337,7 +339,8 @@ def reproduce(
     names
         fig1, fig2, g4, g5, g6, g7, h8, h9, all (these eight), or d3 (a longer training).
     scale
-        smoke: seconds, no data needed. desk: fewer steps, images and seeds. paper: as published.
+        smoke: seconds, no data needed. desk: fewer steps, images and seeds. night: one night of a
+        laptop. paper: as published. By default desk; with --from, the scale of the records.
     out
         Folder for runs, figures, claims and records.
     workers
@@ -350,6 +353,8 @@ def reproduce(
         Train nothing, draw what is there.
     source
         File of records to redraw from, without any training; without names all that it holds.
+    compare
+        Folders of several scales: print their verdicts side by side and do nothing else.
     show
         List the recipes with the time that each would take on this machine.
     """
@@ -357,6 +362,11 @@ def reproduce(
     from flatlens.reproduction import reproduce as module
     from flatlens.reproduction.timing import listing
 
+    if compare:
+        from flatlens.reproduction.compare import comparison_text
+
+        print(comparison_text(compare))
+        return 0
     if show:
         print("\n".join(columns(listing(scale or "desk", workers))))
         return 0

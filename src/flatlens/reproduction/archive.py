@@ -110,10 +110,14 @@ def _check_value(field: str, value: Any, where: str) -> None:
     elif field.startswith("config.") or field.split(".")[0] in CONFIG_FIELDS - {"loss"}:
         if isinstance(value, dict):
             raise refuse_field(where, field, value, "a setting")
-    elif isinstance(value, list | dict):
+    elif isinstance(value, list | dict) or (
+        is_quantity(field) and isinstance(value, str | bool) and value not in NON_FINITE
+    ):
         raise refuse_field(where, field, value, "a number")
-    elif is_quantity(field) and isinstance(value, str | bool) and value not in NON_FINITE:
-        raise refuse_field(where, field, value, "a number")
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, str) and value not in NON_FINITE)
 
 
 def is_quantity(field: str) -> bool:

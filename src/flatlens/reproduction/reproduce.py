@@ -27,7 +27,7 @@ from flatlens.reproduction.call_log import logged_call
 from flatlens.reproduction.drawing import draw_recipe
 from flatlens.reproduction.end_summary import write_summary
 from flatlens.reproduction.judgement import judged, overview, write_claims
-from flatlens.reproduction.recipe import drawings, recipes
+from flatlens.reproduction.recipe import COVERED, drawings, recipes
 from flatlens.reproduction.recipe_records import (
     Frames,
     frames_of_file,
@@ -86,7 +86,7 @@ def reproduce(
     scale = scale or "desk"
     if not names:
         names = [name for recipe in frames for name in known[recipe].figures]
-    wanted = drawings(names)
+    wanted = drawings([COVERED.get((name, scale), name) for name in names])
     train = train and source is None
     for name in wanted if train else ():
         _load(known[name].configs(scale)[0])  # refuse missing data before any work
