@@ -160,6 +160,8 @@ def ordered(df: pd.DataFrame) -> list[str]:
     """Return the configurations of a table, sorted by the values of their settings."""
     runs = df.drop_duplicates("run")
     columns = [_values(runs, name) for name in settings(df)]
+    if OTHER_SETTINGS in df:
+        columns.append(runs[OTHER_SETTINGS].fillna("").tolist())
     keys = [[(isinstance(v, str), v) for v in run] for run in zip(*columns, strict=True)]
     texts = configurations(runs).tolist()
     pairs = sorted(zip(keys, texts, strict=True)) if keys else [([], text) for text in texts]

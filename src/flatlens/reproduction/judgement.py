@@ -130,7 +130,7 @@ def _check_row(row: Mapping[str, Any], where: str) -> None:
                 "flatlens reproduce."
             )
     expected = {field: "text" for field in TEXT_FIELDS if not isinstance(row[field], str)}
-    if row["claim"] not in TEXTS:
+    if row["claim"] not in tuple(TEXTS):  # a tuple: a list has no hash
         expected["claim"] = "the name of a claim"
     if row["verdict"] not in VERDICTS:
         expected["verdict"] = f"one of {', '.join(VERDICTS)}"
