@@ -8,7 +8,7 @@ import pytest
 from made_up_runs import CONFIGURATIONS, STEPS, table
 from matplotlib.colors import to_hex
 
-from flatlens.analysis import tables as records
+from flatlens.analysis import run_table
 from flatlens.errors import FlatlensError
 from flatlens.figures import correlations, save, style, tightness, trends
 from flatlens.figures.correlations import QUANTITIES
@@ -293,7 +293,7 @@ def test_correlations_show_the_papers_nine(networks):
 
 def test_correlations_scatter_the_ends_by_configuration(networks):
     figure = correlations(networks, ["mls", "nmls", "sqrt_sharpness"])
-    last = records.ends(records.prepared(networks))
+    last = run_table.ends(run_table.prepared(networks))
     for row, column, i, j in (("nmls", "mls", 1, 0), ("sqrt_sharpness", "nmls", 2, 1)):
         ax = figure.axes[3 * i + j]
         points = {line.get_label(): line.get_data() for line in ax.get_lines()}
@@ -308,7 +308,7 @@ def test_correlations_scatter_the_ends_by_configuration(networks):
 
 def test_correlations_write_both_coefficients(networks):
     figure = correlations(networks, ["mls", "nmls", "sqrt_sharpness"])
-    last = records.ends(records.prepared(networks))
+    last = run_table.ends(run_table.prepared(networks))
     texts = [text.get_text() for text in figure.axes[1].texts]
     for kind, at, letter in (("pearson", 0, "r"), ("spearman", 2, "ρ")):
         value = (

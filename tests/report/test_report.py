@@ -18,11 +18,12 @@ from torch import nn
 
 import flatlens as fl
 from flatlens import FlatlensError, cli
-from flatlens.figures.zoo import rank_correlation
-from flatlens.report import interactive, report
-from flatlens.report import sections as module_of_report
+from flatlens.analysis.model_trend import rank_correlation
+from flatlens.report import build, network_plots, report
+from flatlens.report.measurement_files import read_measurement
+from flatlens.report.plots import safe
 from flatlens.reproduction.archive import write_records
-from flatlens.reproduction.reproduce import judged, write_claims
+from flatlens.reproduction.judgement import judged, write_claims
 from flatlens.training.config import Config
 from flatlens.training.measure_run import measure_run
 from flatlens.training.train import train
@@ -85,7 +86,7 @@ def plain(frame, tmp_path_factory):
     folder = tmp_path_factory.mktemp("plain")
     write_runs(folder / "runs", frame)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module_of_report, "_figures", lambda *_: {})
+        patch.setattr(build, "static_figures", lambda *_: {})
         return report(folder / "runs", folder / "report.html")
 
 
@@ -119,12 +120,24 @@ def parsed(path):
     return Parsed(path.read_text(encoding="utf-8"))
 
 
+def restored(value, arrays):
+    """The plots with every reference replaced by its array, as the page's script does."""
+    if isinstance(value, list):
+        return [restored(v, arrays) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"array"}:
+        return arrays[value["array"]]
+    return {key: restored(v, arrays) for key, v in value.items()}
+
+
 def plots(path):
     """Everything that is plotted, by the caption of the plot."""
     content = path.read_text(encoding="utf-8")
     (found,) = re.findall(r'<script type="application/json" id="plots">(.*?)</script>', content)
     boxes = [a for a in Parsed(content).named("div") if "data-plot" in a]
-    data = json.loads(found)
+    stored = json.loads(found)
+    data = restored(stored["plots"], stored["arrays"])
     assert set(data) == {box["data-plot"] for box in boxes}
     return {box["aria-label"]: data[box["data-plot"]] for box in boxes}
 
@@ -193,7 +206,7 @@ def test_the_matrix_and_the_scatter_are_of_the_ends(plain, frame):
     assert matrix["text"][i][j] == f"{r:.2f}"
     rho = last[["mls", "log_volume"]].rank().corr().iloc[0, 1]
     assert f"ρ −{abs(rho):.2f}".replace("−0", "−") in matrix["customdata"][i][j]
-    pairs = data["one quantity against another, one point a network"]
+    pairs = data["one quantity against another, one point per network"]
     points = [(x, y) for t in pairs["data"] for x, y in zip(t["x"], t["y"], strict=True)]
     assert sorted(points) == sorted(zip(last["mls"], last["nmls"], strict=True))
     assert [v for part in pairs["columns"]["eq48_cd.rhs"] for v in part] == pytest.approx(
@@ -261,7 +274,7 @@ def test_texts_of_users_are_shown_and_never_run(plain):
 
 
 def test_the_same_records_give_the_same_bytes(plain, monkeypatch, tmp_path):
-    monkeypatch.setattr(module_of_report, "_figures", lambda *_: {})
+    monkeypatch.setattr(build, "static_figures", lambda *_: {})
     again = report(plain.parent / "runs", tmp_path / "again.html")
     assert again.read_bytes() == plain.read_bytes()
 
@@ -269,7 +282,7 @@ def test_the_same_records_give_the_same_bytes(plain, monkeypatch, tmp_path):
 def test_a_report_that_cannot_be_written_leaves_the_old_one(plain, tmp_path, monkeypatch):
     out = tmp_path / "report.html"
     out.write_text("old")
-    monkeypatch.setattr(module_of_report, "_page", lambda *_: "new")
+    monkeypatch.setattr(build, "build_page", lambda *_: "new")
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
@@ -354,7 +367,7 @@ def test_the_layers_of_a_checkpoint(trained, tmp_path):
     assert cli.main(["report", str(trained), "-o", str(tmp_path / "r.html"), "--measure"]) == 0
     found = plots(tmp_path / "r.html")
     rows = measure_run(trained / "run").rows
-    panels = {t: k for t, k, _ in interactive.LAYERS}
+    panels = {t: k for t, k, _ in network_plots.LAYERS}
     for title, key in panels.items():
         (trace,) = found[title]["data"]
         assert trace["x"] == [row["name"] for row in rows]
@@ -370,7 +383,7 @@ def test_the_layers_of_a_checkpoint(trained, tmp_path):
 
 
 def test_the_layers_of_a_measurement(plain, tmp_path, monkeypatch):
-    monkeypatch.setattr(module_of_report, "_figures", lambda *_: {})
+    monkeypatch.setattr(build, "static_figures", lambda *_: {})
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)).double()
     m = fl.measure(net, torch.randn(3, 1, 4, 4).double())
@@ -390,7 +403,7 @@ def test_a_layer_may_be_named_like_a_number(tmp_path):
     record = json.loads(m.to_json())
     record["layers"][0] |= {"name": "inf", "eq5_slack": "inf"}
     (tmp_path / "m.json").write_text(json.dumps(record))
-    found = interactive.layers({"m": module_of_report.read_measurement(tmp_path / "m.json")})
+    found = network_plots.layers({"m": read_measurement(tmp_path / "m.json")})
     trace = found[0][1].data[0]
     assert trace["x"] == ["inf"]
     assert trace["y"] == [None]
@@ -424,14 +437,14 @@ def zoo_report(tmp_path_factory):
 
 
 def test_figure_3_of_a_zoo(zoo_report):
-    plot = plots(zoo_report)["normalised MLS against adaptive sharpness, one point a model"]
+    plot = plots(zoo_report)["normalised MLS against adaptive sharpness, one point per model"]
     df = zoo_frame().drop(index=7)  # its standard error is too large
     clouds = [t for t in plot["data"] if t["mode"] == "markers"]
     points = {
         n: (x, y) for t in clouds for n, x, y in zip(t["customdata"], t["x"], t["y"], strict=True)
     }
     expected = zip(df["adaptive_sharpness"], df["normalized_mls"], strict=True)
-    names = [interactive.safe(m) for m in df["model"]]
+    names = [safe(m) for m in df["model"]]
     assert points == dict(zip(names, expected, strict=True))
     errors = {v for t in clouds for v in np.divide(t["error_y"]["array"], t["y"]).round(9)}
     assert errors == {0.1}
@@ -471,7 +484,7 @@ def test_a_section_says_what_the_records_lack(tmp_path):
     text = parsed(report(tmp_path / "runs", tmp_path / "r.html")).text
     for sentence in (
         "No run was measured more than once",
-        "The table of runs has no column steps",
+        "Values at the last record of each run",
         "The records hold no sides of inequalities",
         "Correlations need 8 runs or more, there are 1",
         "Records hold no numbers of single layers",
@@ -626,7 +639,7 @@ def test_axes_of_the_scatter_are_chosen_by_keyboard(browser, plain):
     opened(browser, plain, height=8000)
     choice = browser.find_element(By.CSS_SELECTOR, "select[data-axis=x]")
     Select(choice).select_by_visible_text("log volume")
-    plot = plots(plain)["one quantity against another, one point a network"]
+    plot = plots(plain)["one quantity against another, one point per network"]
     script = """const box = document.querySelector(`[data-plot="${arguments[0]}"]`);
         return [box.data.map((t) => t.x), box.layout.xaxis.title.text]"""
     x, title = browser.execute_script(script, choice.get_attribute("data-of"))

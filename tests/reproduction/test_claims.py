@@ -7,11 +7,10 @@ import pandas as pd
 import pytest
 from made_up_runs import LOSS, STEPS, table
 
-from flatlens.analysis import statistics
-from flatlens.analysis import tables as records
-from flatlens.analysis.curves import late_change, over_steps, phase
+from flatlens.analysis import run_table, statistics
+from flatlens.analysis.curve_statistics import late_change, over_steps, phase
 from flatlens.analysis.statistics import (
-    Estimate,
+    Interval,
     averaged,
     centred,
     combination,
@@ -153,7 +152,7 @@ def test_intervals_of_correlations_end_at_one():
     ranks = statistics.ranks
     e = jackknife_correlation(lambda rows: correlation(ranks(x[rows]), ranks(y[rows])), ["a"] * 8)
     assert 0 < e.low < e.value < e.high < 1
-    e = statistics.fisher(Estimate(-0.95, -1.2, -0.7, 8, -0.95))
+    e = statistics.fisher(Interval(-0.95, -1.2, -0.7, 8, -0.95))
     assert -1 < e.low < -0.95 < e.high < 1
     assert e.low == pytest.approx(math.tanh(math.atanh(-0.95) - 0.25 / (1 - 0.95**2)))
 
@@ -195,8 +194,8 @@ def test_wilson_of_none_and_all():
 
 def test_configurations_name_what_varies():
     df = table(seeds=1)
-    assert records.settings(df) == ["lr", "batch_size"]
-    assert records.ordered(df) == [
+    assert run_table.settings(df) == ["lr", "batch_size"]
+    assert run_table.ordered(df) == [
         "lr 0.05, batch size 20",
         "lr 0.1, batch size 8",
         "lr 0.1, batch size 20",
@@ -207,28 +206,28 @@ def test_configurations_name_what_varies():
 
 def test_a_measured_loss_is_no_setting():
     df = table(seeds=1, loss=lambda lr, batch, t, z: t + lr)
-    assert "loss" not in records.settings(df)
+    assert "loss" not in run_table.settings(df)
     df["config.loss"] = np.where(df["lr"] == 0.05, "cross_entropy", "mean_squared")
-    assert records.settings(df) == ["lr", "batch_size", "config.loss"]
+    assert run_table.settings(df) == ["lr", "batch_size", "config.loss"]
 
 
 def test_an_arm_varies_in_one_setting():
     df = table(seeds=2)
-    assert set(records.arm(df, "lr")["batch_size"]) == {20}
-    assert set(records.arm(df, "batch_size")["lr"]) == {0.1}
-    assert sorted(records.arm(df, "batch_size")["batch_size"].unique()) == [8, 20, 32]
+    assert set(run_table.arm(df, "lr")["batch_size"]) == {20}
+    assert set(run_table.arm(df, "batch_size")["lr"]) == {0.1}
+    assert sorted(run_table.arm(df, "batch_size")["batch_size"].unique()) == [8, 20, 32]
     with pytest.raises(FlatlensError, match="differ in lr"):
-        records.arm(df[df["lr"] == 0.1], "lr")
+        run_table.arm(df[df["lr"] == 0.1], "lr")
 
 
 def test_an_arm_that_was_chosen_has_a_name():
     df = table(seeds=2)
-    assert records.arm_name(df, "lr") == "batch size 20"
-    assert records.arm_name(records.arm(df, "lr"), "lr") == ""
+    assert run_table.arm_name(df, "lr") == "batch size 20"
+    assert run_table.arm_name(run_table.arm(df, "lr"), "lr") == ""
     grid = table(seeds=1, configurations=[(lr, b) for lr in (0.05, 0.1, 0.2) for b in (8, 20, 32)])
     assert (
-        records.arm_name(grid, "lr")
-        == f"batch size {records.arm(grid, 'lr')['batch_size'].iloc[0]}"
+        run_table.arm_name(grid, "lr")
+        == f"batch size {run_table.arm(grid, 'lr')['batch_size'].iloc[0]}"
     )
 
 
@@ -236,48 +235,48 @@ def test_other_measurements_are_other_configurations():
     df = table(seeds=2)
     coarse = df.assign(samples=10, run="coarse/" + df["run"])
     both = pd.concat([df.assign(samples=100), coarse], ignore_index=True)
-    assert len(records.ordered(both)) == 10
-    assert [name for name, _ in records.families(both)] == [
+    assert len(run_table.ordered(both)) == 10
+    assert [name for name, _ in run_table.families(both)] == [
         "mlp on digits, samples 10",
         "mlp on digits, samples 100",
     ]
-    assert "evaluate" in records.settings(both.assign(evaluate=both["samples"]))
+    assert "evaluate" in run_table.settings(both.assign(evaluate=both["samples"]))
 
 
 def test_a_run_without_a_seed_stands_for_itself():
     df = table(seeds=1)
     runs = df.drop_duplicates("run")
-    assert records.seeds(runs) == [0] * 5
-    assert records.seeds(runs.drop(columns="seed")) == runs["run"].tolist()
+    assert run_table.seeds(runs) == [0] * 5
+    assert run_table.seeds(runs.drop(columns="seed")) == runs["run"].tolist()
     some = runs.assign(seed=[0, 1, None, 1, None])
-    assert records.seeds(some) == [0, 1, runs["run"].iloc[2], 1, runs["run"].iloc[4]]
+    assert run_table.seeds(some) == [0, 1, runs["run"].iloc[2], 1, runs["run"].iloc[4]]
 
 
 def test_families_are_networks_on_data():
     longer = table(steps=STEPS[:21])
     df = pd.concat([table(), table(model="vgg"), longer.assign(run="long/" + longer["run"])])
-    assert [name for name, _ in records.families(df)] == [
+    assert [name for name, _ in run_table.families(df)] == [
         "mlp on digits, steps 10000",
         "mlp on digits, steps 5000",
         "vgg on digits, steps 10000",
     ]
-    assert [name for name, _ in records.families(table())] == ["mlp on digits"]
+    assert [name for name, _ in run_table.families(table())] == ["mlp on digits"]
 
 
 def test_the_end_is_that_of_finished_runs():
     df = table(seeds=2)
     unfinished = (df["run"] == "mlp/0.1-8-1") & (df["step"] > 5_000)
-    assert len(records.ends(df)) == 10
-    assert len(records.ends(df[~unfinished])) == 9
+    assert len(run_table.ends(df)) == 10
+    assert len(run_table.ends(df[~unfinished])) == 9
     with pytest.raises(FlatlensError, match="has come to its last step"):
-        records.ends(df[df["step"] < 5_000])
+        run_table.ends(df[df["step"] < 5_000])
 
 
 def test_interpolation_and_the_phases_around_it():
     run = pd.DataFrame({"step": STEPS, "train_loss": LOSS})
-    assert records.interpolation(run) == 4_000
+    assert run_table.interpolation(run) == 4_000
     assert phase(run, "early")["step"].max() == phase(run, "late")["step"].min() == 4_000
-    assert records.interpolation(run.assign(train_loss=0.1)) is None
+    assert run_table.interpolation(run.assign(train_loss=0.1)) is None
     assert phase(run.assign(train_loss=0.1), "late").empty
 
 
@@ -362,7 +361,7 @@ def test_the_arm_is_named_where_runs_are_left_out():
     make = at_end(1)
     df = table(configurations=grid, seeds=3, sharpness=make, mls=make, nmls=make, log_volume=make)
     found = rows(df, "D1")
-    batch = records.arm(df, "lr")["batch_size"].iloc[0]
+    batch = run_table.arm(df, "lr")["batch_size"].iloc[0]
     assert set(found["scope"]) == {f"lr 0.05, 0.1, 0.2 at batch size {batch}"}
     assert set(found["n"]) == {9}
     assert set(rows(df[df["batch_size"] == 20], "D1")["scope"]) == {"lr 0.05, 0.1, 0.2"}
@@ -576,7 +575,7 @@ def test_correlations(claim, sign):
     assert verdict(df, claim) == VERDICTS[sign * claimed]
     found = rows(df, claim)
     assert found["scope"].tolist() == ["pooled", "within configurations"]
-    last = records.ends(records.prepared(df))
+    last = run_table.ends(run_table.prepared(df))
     columns = ["sqrt_sharpness" if x == "sharpness" else x, y]
     assert found["value"][0] == pytest.approx(last[columns].corr().iloc[0, 1], rel=1e-10)
     inside = last[columns] - last.groupby(["lr", "batch_size"])[columns].transform("mean")

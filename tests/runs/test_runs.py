@@ -781,7 +781,7 @@ FULL = """
     from pathlib import Path
     import torch
     import flatlens as fl
-    from flatlens.runs.run import Run
+    from flatlens.runs import Run
 
     def refused(call, *words):
         try:

@@ -14,8 +14,9 @@ from torch import nn
 
 import flatlens as fl
 from flatlens import FlatlensError, cli, figures
+from flatlens.analysis.model_trend import outliers, rank_correlation, trend
 from flatlens.compat import make_torchvision_importable
-from flatlens.figures.zoo import claims, outliers, rank_correlation, trend
+from flatlens.reproduction.zoo_claims import claims
 
 make_torchvision_importable()
 with warnings.catch_warnings():

@@ -1,1 +1,1 @@
-"""Analyse tables of records: select runs, summarise curves, test a claim on them."""
+"""Analyse tables of records: select runs, reduce curves to numbers, test claims on them."""

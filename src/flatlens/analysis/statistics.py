@@ -1,4 +1,4 @@
-"""Estimates with a 95 % interval from runs that are not all independent of one another.
+"""Estimate numbers with a 95 % interval from runs that are not all independent.
 
 A seed gives the same initial weights in every configuration, so its runs are alike. The unit is
 therefore the seed, with its runs in all configurations, where configurations share seeds, and the
@@ -8,7 +8,7 @@ of configurations without common seeds Welch's. Correlations are judged on Fishe
 bias: simulated with eight seeds and five configurations, shared or not, means apart or not, such
 intervals hold the truth in 92 to 96 % of cases, a bootstrap over the same seeds in 67 to 92 %.
 
-Only NumPy and pandas, and nothing at random but the `DRAWS` of the zoo.
+Nothing here is random; the bootstrap over models is in `model_trend`.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-LEVEL = 0.95
-DRAWS = 2_000
-FEWEST = 3  # runs that a correlation takes at least
-ROUNDING = 1e-12  # a correlation so near to 1 is 1
+LEVEL = 0.95  # Coverage of every interval.
+DRAWS = 2_000  # Number of bootstrap samples.
+FEWEST_POINTS = 3  # A correlation needs this many points.
+ROUNDING = 1e-12  # A correlation this near to 1 counts as 1.
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Index = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A number with its interval; both ends are nan where the data do not allow one."""
+class Interval:
+    """An estimated number with its 95 % interval; both ends are NaN where the data give none."""
 
     value: float
     low: float
     high: float
-    n: int
-    effect: float  # the value in units of the scatter between runs; of a correlation, itself
-    units: int = 0  # how many of the n are independent: seeds or runs
+    n: int  # number of runs or models
+    effect: float  # value in standard deviations between runs; of a correlation, the value itself
+    units: int = 0  # number of independent units among the n: seeds or runs
 
 
-NOTHING = Estimate(math.nan, math.nan, math.nan, 0, math.nan)
+NOTHING = Interval(math.nan, math.nan, math.nan, 0, math.nan)
 
 
 @cache
 def t_quantile(freedom: int | float) -> float:
-    """The number that |t| stays below in 95 % of cases.
+    """Return the number that |t| of Student's distribution stays below in 95 % of cases.
 
     With t = sqrt(v) tan(a) the density of a is proportional to cos(a)^(v - 1).
 
@@ -65,11 +65,15 @@ def t_quantile(freedom: int | float) -> float:
 def strata(
     groups: Sequence[Hashable], seeds: Sequence[Hashable] | None = None
 ) -> list[list[Index]]:
-    """The rows of each independent unit, by stratum.
+    """Return the row numbers of each independent unit, by stratum.
 
-    `groups` are the configurations of the rows. Rows of one seed are one unit; without seeds every
-    row is. Configurations that share seeds, if only by way of others, are one stratum. Where a
-    stratum would have a single unit, which hides the scatter, all units are one stratum.
+    Rows of one seed are one unit; without seeds every row is a unit. Configurations that share
+    seeds, directly or through others, are one stratum. If a stratum had a single unit, its scatter
+    would be unknown: then all units are one stratum.
+
+    Args:
+        groups: configuration of each row.
+        seeds: seed of each row.
 
     >>> [[unit.tolist() for unit in units] for units in strata(["a", "a", "b", "b"], [0, 1, 0, 1])]
     [[[0, 2], [1, 3]]]
@@ -81,15 +85,17 @@ def strata(
     for k in range(unit.max() + 1):
         together = part[unit == k]
         part[np.isin(part, together)] = together.min()
-    found = [
+    units_by_stratum = [
         [np.flatnonzero(unit == k) for k in np.unique(unit[part == name])]
         for name in np.unique(part)
     ]
-    return found if min(map(len, found)) > 1 else [list(chain.from_iterable(found))]
+    if min(map(len, units_by_stratum)) > 1:
+        return units_by_stratum
+    return [list(chain.from_iterable(units_by_stratum))]
 
 
 def codes(names: Sequence[Hashable]) -> Index:
-    """Names as numbers 0, 1, 2 in the order of their first appearance."""
+    """Return names as numbers 0, 1, 2, ... in the order of their first appearance."""
     return pd.factorize(pd.Series(list(names), dtype=object))[0].astype(np.int64)
 
 
@@ -99,23 +105,29 @@ def jackknife(
     seeds: Sequence[Hashable] | None = None,
     *,
     unbiased: bool = False,
-) -> Estimate:
-    """A statistic of rows, with an interval from leaving out one unit after another.
+) -> Interval:
+    """Estimate a statistic with an interval from leaving out one unit after another.
 
-    `unbiased`: the interval is moved by the bias that this shows, for one degree of freedom. The
-    degrees of freedom are those of Satterthwaite over strata. There is no interval where the
-    statistic cannot lack some unit.
+    The degrees of freedom are those of Satterthwaite over strata. There is no interval if the
+    statistic is undefined without some unit.
+
+    Args:
+        statistic: function of row numbers.
+        groups: configuration of each row.
+        seeds: seed of each row; without seeds every row is independent.
+        unbiased: move the interval by the bias that the jackknife shows, at the cost of one degree
+            of freedom.
     """
     rows = np.arange(len(groups))
-    value, parts = float(statistic(rows)), strata(groups, seeds)
-    units = sum(map(len, parts))
-    nothing = Estimate(value, math.nan, math.nan, len(rows), value, units)
+    value, by_stratum = float(statistic(rows)), strata(groups, seeds)
+    units = sum(map(len, by_stratum))
+    nothing = Interval(value, math.nan, math.nan, len(rows), value, units)
     if units < 2:
         return nothing
     middle, errors = value, []
-    for part in parts:
-        n = len(part)
-        without = np.array([float(statistic(np.setdiff1d(rows, unit))) for unit in part])
+    for stratum in by_stratum:
+        n = len(stratum)
+        without = np.array([float(statistic(np.setdiff1d(rows, unit))) for unit in stratum])
         errors.append((n - 1) * float(without.var()))
         middle -= (n - 1) * (float(without.mean()) - value) * unbiased
     error2 = sum(errors)
@@ -123,7 +135,8 @@ def jackknife(
         return nothing
     freedom = 1.0
     if error2 > 0:
-        freedom = error2**2 / sum(e * e / (len(p) - 1) for e, p in zip(errors, parts, strict=True))
+        pairs = zip(errors, by_stratum, strict=True)
+        freedom = error2**2 / sum(e * e / (len(stratum) - 1) for e, stratum in pairs)
     half = t_quantile(max(freedom - unbiased, 1.0)) * math.sqrt(error2)
     return replace(nothing, low=middle - half, high=middle + half)
 
@@ -132,9 +145,9 @@ def jackknife_correlation(
     statistic: Callable[[Index], Any],
     groups: Sequence[Hashable],
     seeds: Sequence[Hashable] | None = None,
-) -> Estimate:
-    """A correlation of rows; its interval is that of Fisher's z, less the bias."""
-    if len(groups) < FEWEST:
+) -> Interval:
+    """Estimate a correlation, with a bias-corrected jackknife interval on Fisher's z."""
+    if len(groups) < FEWEST_POINTS:
         return replace(NOTHING, n=len(groups))
 
     def z_of(rows: Index) -> float:
@@ -145,13 +158,13 @@ def jackknife_correlation(
     if math.isnan(z.low):  # a correlation of 1, of all units or of all but one, has no z
         return fisher(jackknife(statistic, groups, seeds))
     value = float(statistic(np.arange(len(groups))))
-    return Estimate(value, math.tanh(z.low), math.tanh(z.high), z.n, value, z.units)
+    return Interval(value, math.tanh(z.low), math.tanh(z.high), z.n, value, z.units)
 
 
-def fisher(e: Estimate) -> Estimate:
-    """An interval of equal length on Fisher's z: a correlation's stays between -1 and 1.
+def fisher(e: Interval) -> Interval:
+    """Map the interval of a correlation to Fisher's z, so that it stays between -1 and 1.
 
-    >>> e = fisher(Estimate(0.9, 0.7, 1.1, 8, 0.9))
+    >>> e = fisher(Interval(0.9, 0.7, 1.1, 8, 0.9))
     >>> round(e.low, 3), round(e.high, 3)
     (0.397, 0.987)
     """
@@ -167,10 +180,10 @@ def combination(
     groups: Sequence[Hashable],
     weights: Mapping[Any, float],
     seeds: Sequence[Hashable] | None = None,
-) -> Estimate:
-    """sum_k weight_k mean(values of group k).
+) -> Interval:
+    """Estimate sum_k weight_k mean(values of group k).
 
-    With seeds in common that is a mean over seeds of one such sum each: pairs are compared.
+    Where groups share seeds, this is the mean over seeds of one such sum per seed.
 
     >>> e = combination(np.array([1.0, 2.0, 3.0]), ["a", "a", "a"], {"a": 1.0})
     >>> round(e.value, 3), round(e.low, 3), round(e.high, 3)
@@ -186,8 +199,8 @@ def combination(
 
 def averaged(
     values: Array, groups: Sequence[Hashable], seeds: Sequence[Hashable] | None = None
-) -> Estimate:
-    """Mean of the means of configurations."""
+) -> Interval:
+    """Estimate the mean of the means of configurations."""
     if not len(values):
         return NOTHING
     key = codes(groups)
@@ -196,14 +209,14 @@ def averaged(
 
 
 def means(values: Array, key: Index, rows: Index) -> Array:
-    """Means of the rows of each key; nan where there is none."""
+    """Return the mean of the chosen rows of each key, NaN for a key without a row."""
     counts = np.bincount(key[rows], minlength=key.max() + 1)
     with np.errstate(invalid="ignore"):
         return np.asarray(np.bincount(key[rows], values[rows], len(counts)) / counts)
 
 
 def _in_scatter(value: float, values: Array, key: Index) -> float:
-    """A value in standard deviations between the runs of one configuration."""
+    """Return a value in standard deviations between the runs of one configuration."""
     freedom = len(values) - len(np.unique(key))
     if freedom == 0:
         return math.nan
@@ -212,14 +225,29 @@ def _in_scatter(value: float, values: Array, key: Index) -> float:
     return value / spread if spread > 0 else math.copysign(math.inf, value)
 
 
+def mean_and_deviation(values: Any, log: bool = False) -> tuple[Any, Any, Any]:
+    """Return the mean over runs, and the mean minus and plus one standard deviation.
+
+    Args:
+        values: table with one row per run.
+        log: take the mean and the deviation of the logarithms.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        table = np.log(values) if log else np.asarray(values, float)
+        mean = table.mean(axis=0)  # -inf where a volume is 0
+        width = table.std(axis=0, ddof=1) if len(table) > 1 else np.zeros_like(mean)
+        middle, low, high = (np.exp(v) if log else v for v in (mean, mean - width, mean + width))
+    return middle, low, high
+
+
 def median(values: Array) -> float:
-    """Median of what is finite, nan of nothing."""
+    """Return the median of the finite values, or NaN if there is none."""
     finite = values[np.isfinite(values)]
     return float(np.median(finite)) if len(finite) else math.nan
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:
-    """95 % interval of a share of n."""
+    """Return Wilson's 95 % interval of a share of n."""
     z2 = 1.959964**2
     centre = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = math.sqrt(z2 * (share * (1 - share) / n + z2 / (4 * n * n))) / (1 + z2 / n)
@@ -227,7 +255,7 @@ def wilson(share: float, n: int) -> tuple[float, float]:
 
 
 def correlation(x: Array, y: Array) -> Array:
-    """Pearson's coefficient along the last axis; nan where x or y does not vary."""
+    """Return Pearson's coefficient along the last axis, NaN where x or y does not vary."""
     x = x - x.mean(axis=-1, keepdims=True)
     y = y - y.mean(axis=-1, keepdims=True)
     norms = np.sqrt((x * x).sum(axis=-1) * (y * y).sum(axis=-1))
@@ -236,13 +264,16 @@ def correlation(x: Array, y: Array) -> Array:
 
 
 def ranks(x: Array) -> Array:
-    """Ranks along the last axis, ties shared: Spearman's coefficient is Pearson's of these."""
+    """Return ranks along the last axis, ties with their mean rank.
+
+    Spearman's coefficient is Pearson's of ranks.
+    """
     table = pd.DataFrame(np.atleast_2d(x)).rank(axis=1).to_numpy()
     return table.reshape(x.shape)
 
 
-def interval(values: Array) -> tuple[float, float]:
-    """Both ends of the middle 95 % of bootstrap values."""
+def percentile_interval(values: Array) -> tuple[float, float]:
+    """Return both ends of the middle 95 % of the finite bootstrap values."""
     values = values[np.isfinite(values)]
     if not len(values):
         return math.nan, math.nan
@@ -251,7 +282,7 @@ def interval(values: Array) -> tuple[float, float]:
 
 
 def centred(x: Array, groups: Sequence[Hashable]) -> Array:
-    """What is left of x along the last axis after the mean of its group is taken away."""
+    """Subtract from x, along the last axis, the mean of each group."""
     names = np.asarray(groups)
     x = x.copy()
     for name in dict.fromkeys(names.tolist()):
@@ -265,9 +296,13 @@ def correlation_table(
     groups: Sequence[Hashable],
     seeds: Sequence[Hashable] | None = None,
 ) -> pd.DataFrame:
-    """Pearson's and Spearman's coefficients of all pairs of columns, one row a pair.
+    """Return Pearson's and Spearman's coefficients of all pairs of columns, one row per pair.
 
-    `groups` and `seeds` are those of the rows; without seeds every row counts as independent.
+    Args:
+        df: table of values.
+        quantities: the columns to pair.
+        groups: configuration of each row.
+        seeds: seed of each row; without seeds every row counts as independent.
     """
     rows = []
     for k, x in enumerate(quantities):

@@ -18,18 +18,20 @@ EXAMPLES = """Examples:
   flatlens reproduce --list --scale desk
   flatlens reproduce fig1 --scale smoke --out smoke
   flatlens reproduce all --scale desk --out desk
-  flatlens reproduce --from docs/reproduction/records.jsonl.gz --out redrawn"""
+  flatlens reproduce --from docs/reproduction/records.jsonl.gz --out redrawn
+  flatlens reproduce --compare docs/reproduction docs/reproduction/night"""
 
 
 def reproduce(
     *names: str,
-    scale: Literal["smoke", "desk", "night", "paper"] = "desk",
+    scale: Literal["smoke", "desk", "night", "paper"] | None = None,
     out: Path = Path("reproduction"),
     workers: Positive | None = None,
     engine: EngineName = "local",
     address: str | None = None,
     train: Annotated[bool, Parameter(negative="--no-train", name="", show_default=False)] = True,
     source: Annotated[Path | None, Parameter("--from")] = None,
+    compare: Annotated[list[Path] | None, Parameter(consume_multiple=True, negative="")] = None,
     show: Annotated[bool, Parameter("--list", negative="")] = False,
     quiet: Quiet = False,
 ) -> int:
@@ -45,7 +47,7 @@ def reproduce(
     scale
         The size of the experiment: smoke needs no data and takes a minute or so for each figure,
         desk takes fewer steps, images and seeds than the paper, night takes one night, and paper is
-        as published.
+        as published. The default is desk; with --from it is the scale of the records.
     out
         The folder for runs, figures, claims and records.
     workers
@@ -59,6 +61,9 @@ def reproduce(
     source
         A file of records to redraw from without any training; without names everything that it
         holds is drawn.
+    compare
+        Folders of several scales: their verdicts are printed side by side, and nothing else is
+        done.
     show
         List the recipes with the time that each would take on this machine.
     quiet
@@ -67,8 +72,13 @@ def reproduce(
     from flatlens.reproduction import reproduce as module
     from flatlens.reproduction.timing import listing
 
+    if compare:
+        from flatlens.reproduction.compare import comparison_text
+
+        print(comparison_text(compare))
+        return 0
     if show:
-        print_table(listing(scale, workers))
+        print_table(listing(scale or "desk", workers))
         return 0
     if "fig3" in names:
         raise FlatlensError(

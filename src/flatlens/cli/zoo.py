@@ -137,7 +137,7 @@ def _figure(good: pd.DataFrame, out: Path, source: str) -> dict[str, Any]:
     from flatlens.figures import save
     from flatlens.figures import zoo as draw
     from flatlens.figures.few_models import few_models
-    from flatlens.figures.zoo import claims
+    from flatlens.reproduction.zoo_claims import claims
     from flatlens.zoo.figure_files import FIGURE, note_figures
     from flatlens.zoo.table import FEWEST_CORRELATED
 

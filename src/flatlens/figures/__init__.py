@@ -1,6 +1,6 @@
-"""Figures as functions of the table that `read_runs` gives: trends, tightness, correlations, zoo.
+"""Draw figures from the table that `read_runs` returns: trends, tightness, correlations, zoo.
 
-Each gives a matplotlib Figure; `save` writes it as PDF and PNG.
+Each function returns a matplotlib Figure; `save` writes it as PDF and PNG.
 """
 
 from flatlens.figures.correlations import correlations

@@ -1,4 +1,4 @@
-"""Every quantity against every other at the end of training, one point a network: G.5 to G.7."""
+"""Draw every quantity against every other at the end of training: Figs. G.5 to G.7."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from flatlens.analysis import tables as records
+from flatlens.analysis import run_table
 from flatlens.analysis.statistics import correlation_table
 from flatlens.errors import FlatlensError
 from flatlens.figures import style
 
-# the paper's nine, in the order of its captions
+# The paper's nine quantities, in the order of its captions.
 QUANTITIES = (
     "local_dimension",
     "sqrt_sharpness",
@@ -41,22 +41,26 @@ TITLES = {
     "d_authors": "D\n(authors)",
     "relative_flatness": "relative\nsharpness",
 }
-# from vermilion (-1) over white to blue (+1)
+# Vermilion for -1, white for 0, blue for +1.
 SHADES = LinearSegmentedColormap.from_list("sign", ["#D55E00", "#FFFFFF", "#0072B2"])
 
 
 def correlations(df: pd.DataFrame, quantities: Sequence[str] | None = None) -> Figure:
-    """Scatter plots below the diagonal, coefficients above it.
+    """Draw scatter plots below the diagonal and coefficients above it.
 
     Above the diagonal: Pearson's r, then Spearman's rho, each with its 95 % interval over seeds;
-    the shade is r. Points are coloured by configuration. `quantities` are columns of the table
-    (or "sqrt_sharpness"); by default the paper's nine, as far as they were recorded and finite.
+    the shade is r. Each point is a network, coloured by configuration.
+
+    Args:
+        df: table of `read_runs`.
+        quantities: columns of the table, or "sqrt_sharpness". By default the paper's nine, as far
+            as they were recorded and finite.
     """
-    last = records.ends(records.prepared(df))
-    chosen = present(last, quantities)
-    keys, order = records.configurations(last), records.ordered(last)
-    values = pd.DataFrame({name: records.numbers(last, name) for name in chosen})
-    table = correlation_table(values, chosen, keys.tolist(), records.seeds(last))
+    last = run_table.ends(run_table.prepared(df))
+    chosen = recorded_quantities(last, quantities)
+    keys, order = run_table.configurations(last), run_table.ordered(last)
+    values = pd.DataFrame({name: run_table.numbers(last, name) for name in chosen})
+    table = correlation_table(values, chosen, keys.tolist(), run_table.seeds(last))
     table = table.set_index(["x", "y"])
     with style.look():
         n = len(chosen)
@@ -76,13 +80,13 @@ def correlations(df: pd.DataFrame, quantities: Sequence[str] | None = None) -> F
     return figure
 
 
-def present(last: pd.DataFrame, quantities: Sequence[str] | None) -> list[str]:
+def recorded_quantities(last: pd.DataFrame, quantities: Sequence[str] | None) -> list[str]:
+    """Return the quantities asked for, by default the paper's nine as far as they are finite."""
     if quantities is not None:
-        records.require(last, quantities)
+        run_table.require(last, quantities)
         chosen = list(quantities)
     else:
-        there = (name for name in QUANTITIES if name in last)
-        chosen = [name for name in there if np.isfinite(records.numbers(last, name)).any()]
+        chosen = run_table.finite_columns(last, QUANTITIES)
     if len(chosen) < 2:
         raise FlatlensError("Correlations need at least two quantities in the table of runs.")
     return chosen
@@ -120,7 +124,7 @@ def _coefficients(ax: Axes, row: Any, n: int) -> None:
 
 
 def number(value: float) -> str:
-    """A coefficient in two digits, without the zero before the point.
+    """Write a coefficient with two digits and without the zero before the point.
 
     >>> number(0.834), number(-0.05), number(1.0)
     ('.83', '−.05', '1.00')
@@ -144,7 +148,7 @@ def _title(ax: Axes, column: str, n: int) -> None:
 
 
 def _size(n: int) -> float:
-    """Points that fit a cell of n in a row."""
+    """Return the font size that fits a cell if n cells share a row."""
     return float(np.clip(42 / n, 4.3, 6))
 
 
@@ -155,7 +159,7 @@ def _bare(ax: Axes) -> None:
 
 
 def _outer(axes: Any) -> None:
-    """Numbers at the left and the bottom of the whole alone; each column and row has one scale."""
+    """Put tick labels at the left and the bottom only; cells of a row or column share a scale."""
     n = len(axes)
     for i in range(n):
         for j in range(i):

@@ -1,4 +1,4 @@
-"""One look for all figures: told apart by all readers, legible at the width of one column."""
+"""One style for all figures: distinguishable by colour-blind readers, legible in one column."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator
 
+from flatlens.analysis.statistics import mean_and_deviation
 from flatlens.errors import FlatlensError
 from flatlens.files.replacing import replacing
 
-WIDTH = 5.5  # inches: the text width of the paper's format
-# Okabe and Ito's colours, black and yellow left out; lines differ in dashes, points in shape too
+WIDTH = 5.5  # Inches: the text width of the paper's format.
+# Okabe and Ito's colours without black and yellow. Lines also differ in dashes, points in shape.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 DASHES = (
     "-",
@@ -51,12 +52,12 @@ RC: Any = {
     "grid.linewidth": 0.4,
     "axes.titlepad": 3,
     "legend.frameon": False,
-    "pdf.fonttype": 42,  # letters stay letters
+    "pdf.fonttype": 42,  # text stays text
     "axes.formatter.limits": (-3, 4),
     "axes.formatter.use_mathtext": True,
 }
 
-# what the columns of records are called in figures and tables
+# Names of the columns of records in figures and tables.
 NAMES = {
     "train_loss": "training loss",
     "test_loss": "test loss",
@@ -78,46 +79,34 @@ NAMES = {
 
 
 def name(column: str) -> str:
-    """A column as it is written beside an axis."""
+    """Return a column as it is written beside an axis."""
     return NAMES.get(column, column.replace("_", " "))
 
 
 def figure(rows: int, columns: int, height: float, **options: Any) -> tuple[Figure, Any]:
-    """A figure of one text width, and its axes as an array `[rows, columns]`."""
+    """Return a figure of one text width, and its axes as an array `[rows, columns]`."""
     # Figure rather than pyplot: no window, no state shared with the caller's own figures
     layout = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03, wspace=0.04, hspace=0.04)
-    made = Figure(figsize=(WIDTH, height), layout=layout)
-    return made, made.subplots(rows, columns, squeeze=False, **options)
+    new = Figure(figsize=(WIDTH, height), layout=layout)
+    return new, new.subplots(rows, columns, squeeze=False, **options)
 
 
 @contextmanager
 def look() -> Iterator[None]:
-    """Settings of matplotlib for as long as a figure is drawn."""
+    """Apply the style while a figure is drawn, and restore the caller's settings."""
     with mpl.rc_context(RC):
         yield
-
-
-def spread(values: Any, log: bool = False) -> tuple[Any, Any, Any]:
-    """Mean over runs (rows of `values`), and one standard deviation below and above it.
-
-    With `log` all three are of the logarithms.
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        table = np.log(values) if log else np.asarray(values, float)
-        mean = table.mean(axis=0)  # -inf where a volume is 0
-        width = table.std(axis=0, ddof=1) if len(table) > 1 else np.zeros_like(mean)
-        middle, low, high = (np.exp(v) if log else v for v in (mean, mean - width, mean + width))
-    return middle, low, high
 
 
 def band(
     ax: Axes, steps: Any, values: Any, k: int, label: str, log: bool = False
 ) -> tuple[Any, Any]:
-    """The mean with its spread to both sides, on a log axis of the logarithms.
+    """Draw the mean over runs with one standard deviation to both sides.
 
-    Gives x and y of the line.
+    Returns:
+        x and y of the line.
     """
-    middle, low, high = spread(values, log)
+    middle, low, high = mean_and_deviation(values, log)
     colour, dashes = COLOURS[k % len(COLOURS)], DASHES[k % len(DASHES)]
     ax.plot(steps, middle, color=colour, linestyle=dashes, label=label)
     if len(values) > 1:
@@ -126,21 +115,25 @@ def band(
 
 
 def log_steps(ax: Axes, steps: Any) -> None:
-    """A log axis of steps that has step 0 too."""
+    """Make the axis of steps logarithmic, with a place for step 0."""
     positive = np.asarray(steps)[np.asarray(steps) > 0]
-    first, last = (positive.min(), positive.max()) if len(positive) else (1, 1)
-    ax.set_xscale("symlog", linthresh=float(first), linscale=0.3)
-    powers = 10.0 ** np.arange(np.ceil(np.log10(first)), np.floor(np.log10(last)) + 1)
+    low, high = (positive.min(), positive.max()) if len(positive) else (1, 1)
+    ax.set_xscale("symlog", linthresh=float(low), linscale=0.3)
+    powers = 10.0 ** np.arange(np.ceil(np.log10(low)), np.floor(np.log10(high)) + 1)
     ax.xaxis.set_major_locator(FixedLocator([0, *powers]))
 
 
 def note(ax: Axes, text: str) -> None:
-    """A remark in the upper right corner of a panel."""
+    """Write a remark into the upper right corner of a panel."""
     ax.text(0.98, 0.97, text, size=6, color="0.35", ha="right", va="top", transform=ax.transAxes)
 
 
 def save(figure: Figure, path: str | Path) -> dict[str, Path]:
-    """Writes `path`.pdf and `path`.png, each whole or not at all; gives both paths."""
+    """Write `path`.pdf and `path`.png, each complete or not at all, and return both paths.
+
+    Raises:
+        FlatlensError: if a file cannot be written; the old file stays.
+    """
     base = Path(path)
     paths = {kind: base.with_name(f"{base.name}.{kind}") for kind in ("pdf", "png")}
     for kind, target in paths.items():

@@ -1,4 +1,4 @@
-"""How tight the bounds are over training: Fig. G.4, and beside it the bounds that are tighter."""
+"""Draw the bounds over training: Fig. G.4 of the paper, and beside it tighter bounds."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from flatlens.analysis import tables as records
+from flatlens.analysis import run_table
 from flatlens.figures import style
-from flatlens.figures.trends import curves
 
-# title of each panel, and the columns in it with their labels; lowest line first
+# The title of each panel, and its columns with their labels, the lowest line at the front.
 PANELS = {
     "Eq. 48, as in the paper": {
         "eq48_ab.lhs": "A = MLS",
@@ -33,7 +32,7 @@ PANELS = {
         "eq12.rhs": "Eq. 12",
     },
 }
-# one colour for one idea in all panels
+# Lines of the same idea have the same colour in all panels.
 ORDER = ("MLS", "B", "C", "Eq. 11", "Eq. 11, bias", "untied")
 SAME = {
     "A = MLS": "MLS",
@@ -48,23 +47,27 @@ LEGEND: Any = {"handlelength": 2.4, "labelspacing": 0.25, "columnspacing": 1.0}
 
 
 def tightness(df: pd.DataFrame, *, log_steps: bool = False) -> Figure:
-    """A, B, C and D of Eq. 48 over training; then MLS and NMLS under the paper's bounds and ours.
+    """Draw A, B, C and D of Eq. 48 over training, then MLS and NMLS with their bounds.
 
-    Runs of one configuration are drawn, as mean over seeds with one standard deviation (of
-    logarithms) to both sides: of the one with most runs, else of the middle one.
+    The runs of one configuration are drawn: the one with most runs, of several the middle one.
+    Lines are means over seeds with one standard deviation (of logarithms) to both sides.
+
+    Args:
+        df: table of `read_runs` with the runs of one family.
+        log_steps: use a logarithmic axis of steps.
     """
-    df = records.prepared(df)
-    records.require_one_family(df)
-    records.require(df, next(iter(PANELS.values())))
-    df, which = one_configuration(df)
+    df = run_table.prepared(df)
+    run_table.require_one_family(df)
+    run_table.require(df, next(iter(PANELS.values())))
+    df, name = run_table.main_configuration(df)
     with style.look():
         figure, axes = style.figure(1, 3, height=2.3, sharey=True)
         for ax, (title, lines) in zip(axes[0], PANELS.items(), strict=True):
             for column, label in lines.items():
-                # A bound that a network does not have is left out, or infinite
-                if column not in df or not np.isfinite(records.numbers(df, column)).any():
+                # A bound that does not apply to a network is missing or infinite.
+                if column not in df or not np.isfinite(run_table.numbers(df, column)).any():
                     continue
-                table, k = curves(df, column), ORDER.index(SAME.get(label, label))
+                table, k = run_table.curve_table(df, column), ORDER.index(SAME.get(label, label))
                 style.band(ax, table.columns, table.to_numpy(), k, label, log=True)
             ax.set_yscale("log")
             ax.set_title(title)
@@ -72,15 +75,6 @@ def tightness(df: pd.DataFrame, *, log_steps: bool = False) -> Figure:
             if log_steps:
                 style.log_steps(ax, df["step"])
             ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.3), ncols=2, **LEGEND)
-        if which != "all":
-            figure.suptitle(which, fontsize=style.RC["font.size"])
+        if name != "all":
+            figure.suptitle(name, fontsize=style.RC["font.size"])
     return figure
-
-
-def one_configuration(df: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """The runs of the configuration with most runs, of several the middle one; and its name."""
-    keys = records.configurations(df)
-    runs = df["run"].groupby(keys).nunique()
-    most = [key for key in records.ordered(df) if runs[key] == runs.max()]
-    which = most[len(most) // 2]
-    return df[keys == which], which

@@ -1,4 +1,4 @@
-"""Six quantities over training, one line a learning rate or batch size: Figs. 1, 2, H.8, H.9."""
+"""Draw six quantities over training, a line per value of a setting: Figs. 1, 2, H.8, H.9."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from flatlens.analysis import tables as records
-from flatlens.errors import FlatlensError
+from flatlens.analysis import run_table
 from flatlens.figures import style
 
-# the paper's panels in its order, and the scale of the axis
+# The paper's panels in its order, with the scale of the axis.
 PANELS = {
     "train_loss": "log",
     "nmls": "linear",
@@ -31,32 +30,37 @@ DOT: Any = {"marker": "o", "ms": 4, "mec": "white", "mew": 0.6}
 def trends(
     df: pd.DataFrame, by: str = "lr", *, volume: str = "log_volume", log_steps: bool = False
 ) -> Figure:
-    """Training loss, NMLS, square root of the sharpness, log volume, MLS and local dimension.
+    """Draw training loss, NMLS, root sharpness, log volume, MLS and local dimension over steps.
 
-    Lines are means over seeds with one standard deviation to both sides; a dot marks where the
-    training loss is near zero (1 % of its start; the median over seeds). `volume` may be
-    "log_volume_top3", which is what the paper plots.
+    Lines are means over seeds with one standard deviation to both sides. A dot marks where the
+    training loss is near zero (1 % of its start; the median over seeds).
+
+    Args:
+        df: table of `read_runs` with the runs of one family.
+        by: the setting that varies, a line per value.
+        volume: column of the log volume; the paper plots "log_volume_top3".
+        log_steps: use a logarithmic axis of steps.
     """
-    df = records.prepared(df)
-    records.require_one_family(df)
+    df = run_table.prepared(df)
+    run_table.require_one_family(df)
     columns = [volume if name == "log_volume" else name for name in PANELS]
-    records.require(df, [name for name in columns if name != "sqrt_sharpness"] + ["sharpness"])
-    name, df = records.arm_name(df, by), records.arm(df, by)
+    run_table.require(df, [name for name in columns if name != "sqrt_sharpness"] + ["sharpness"])
+    name, df = run_table.arm_name(df, by), run_table.arm(df, by)
     with style.look():
         figure, axes = style.figure(2, 3, height=3.3, sharex=True)
         for ax, column, scale in zip(axes.flat, columns, PANELS.values(), strict=True):
             for k, (value, part) in enumerate(df.groupby(by)):
-                table = curves(part, column)
-                label = f"{'learning rate' if by == 'lr' else records.label(by)} {value}"
+                table = run_table.curve_table(part, column)
+                label = f"{'learning rate' if by == 'lr' else run_table.label(by)} {value}"
                 steps, line = style.band(
                     ax, table.columns, table.to_numpy(), k, label, log=scale == "log"
                 )
-                if (step := interpolation(part)) is not None:
+                if (step := run_table.median_interpolation(part)) is not None:
                     there = int(np.abs(np.asarray(steps) - step).argmin())
                     colour = style.COLOURS[k % len(style.COLOURS)]
                     ax.plot(steps[there], line[there], color=colour, **DOT)
             ax.set_title(style.name(column))
-            if not np.isfinite(records.numbers(df, column)).all():
+            if not np.isfinite(run_table.numbers(df, column)).all():
                 style.note(ax, f"no line: {'volume 0' if column == volume else 'not finite'}")
             ax.set_yscale(scale)
             if column == "local_dimension":  # less than a decade: plain numbers
@@ -70,24 +74,7 @@ def trends(
         handles, labels = axes[0, 0].get_legend_handles_labels()
         dot = Line2D([], [], linestyle="none", color="0.4", **DOT)
         figure.legend(
-            [*handles, dot], [*labels, f"loss at {records.INTERPOLATION:.0%} of its start"],
+            [*handles, dot], [*labels, f"loss at {run_table.INTERPOLATION:.0%} of its start"],
             loc="outside upper center", ncols=len(labels) + 1, title=name or None,
         )  # fmt: skip
     return figure
-
-
-def curves(df: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Values of one column, a row a run and a column a step: the steps that all runs have."""
-    values = df.assign(_value=records.numbers(df, column))
-    table = values.pivot_table(index="run", columns="step", values="_value", dropna=False)
-    table = table.dropna(axis=1)
-    if table.empty:
-        raise FlatlensError(f"The runs have no step in common at which {column} was recorded.")
-    return table
-
-
-def interpolation(df: pd.DataFrame) -> float | None:
-    """Median over runs of the step where the training loss is near zero; None if one never is."""
-    steps = [records.interpolation(run) for _, run in df.groupby("run")]
-    found = [step for step in steps if step is not None]
-    return float(np.median(found)) if len(found) == len(steps) else None

@@ -1,5 +1,5 @@
-"""One offline HTML page of all that records hold."""
+"""Write one offline HTML page of everything that records hold."""
 
-from flatlens.report.sections import report
+from flatlens.report.build import report
 
 __all__ = ["report"]

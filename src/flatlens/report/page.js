@@ -1,10 +1,19 @@
 "use strict";
 // Draws the plots when they come near the window, in the colours of the page; legends are buttons.
-const plots = JSON.parse(document.getElementById("plots").textContent);
+// Arrays are stored once: {"array": k} stands for the k-th of them.
+const stored = JSON.parse(document.getElementById("plots").textContent);
+const plots = restored(stored.plots);
 const boxes = [...document.querySelectorAll("[data-plot]")];
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const touch = matchMedia("(pointer: coarse)");
 const drawn = new Set();
+
+function restored(value) {
+  if (Array.isArray(value)) return value.map(restored);
+  if (value === null || typeof value !== "object") return value;
+  if (Number.isInteger(value.array)) return stored.arrays[value.array];
+  return Object.fromEntries(Object.entries(value).map(([key, v]) => [key, restored(v)]));
+}
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -62,6 +71,7 @@ document.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-group]");
   if (!button) return;
   const { group, series, only } = button.dataset;
+  if (button.dataset.all !== undefined) return show(group, () => true);
   const now = new Set(only ? JSON.parse(only) : pressed(group));
   if (series !== undefined && !now.delete(series)) now.add(series);
   show(group, (name) => now.has(name));

@@ -1,106 +1,33 @@
-"""Parts of an HTML page, and the page itself: one file that needs nothing else.
+"""Assemble the page: one HTML file that needs nothing else.
 
-What is not `Html` is text from records or files and is escaped. The page forbids itself every
-script but its own two, by their hashes, and everything from a network.
+The page forbids itself every script but its own two, by their hashes, and everything from a
+network. Arrays that several plots share are stored once.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module, resources
 from itertools import count
 from typing import Any
 
 from flatlens.errors import FlatlensError
 from flatlens.figures import style
-from flatlens.report.interactive import DASHES, Plot, Series
+from flatlens.report.elements import Html, join, tag, text
+from flatlens.report.glossary import explain
+from flatlens.report.plots import DASHES, Plot, Series
 
-VERDICTS = {
-    "supported": ("good", "✓"), "not supported": ("bad", "✗"), "inconclusive": ("open", "○"),
-    "theorem": ("good", "✓"), "observation": ("open", "○"), "not applicable": ("open", "–"),
-    "holds": ("good", "✓"), "broken": ("bad", "✗"),
-}  # fmt: skip
-LONG = 24  # letters of a text that may take several lines
 SHAPES = "●■▲◆▼✚"
 STROKES = dict(zip(DASHES, ("", "6 3", "2 3", "6 2 2 2", "10 3", "10 3 2 3"), strict=True))
-
-
-class Html(str):
-    """Markup; every other string is text."""
-
-
-def text(value: Any) -> Html:
-    """Anything as markup: floats in four digits, strings escaped."""
-    if isinstance(value, Html):
-        return value
-    if isinstance(value, float):
-        value = "–" if math.isnan(value) else "∞" if value == math.inf else f"{value:.4g}"
-    return Html(html.escape(str(value)))
-
-
-def join(parts: Iterable[Any], between: str = "\n") -> Html:
-    return Html(between.join(map(text, parts)))
-
-
-def tag(name: str, *content: Any, **attributes: Any) -> Html:
-    """An element; `class_` and `data_x` stand for class and data-x.
-
-    >>> tag("p", "a < b", class_="soft")
-    '<p class="soft">a &lt; b</p>'
-    """
-    told = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{text(str(value))}"'
-        for key, value in attributes.items()
-        if value is not None
-    )
-    return Html(f"<{name}{told}>{join(content, '')}</{name}>")
-
-
-def verdict(value: str) -> Html:
-    """A verdict by word, sign and colour; "supported / inconclusive" is two."""
-    parts = []
-    for word in value.split(" / "):
-        colour, sign = VERDICTS.get(word, ("open", ""))
-        parts.append(tag("span", f"{sign} {word}", class_=colour))
-    return join(parts, " / ") if value else Html("")
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]], caption: str) -> Html:
-    """Rows in a frame that scrolls by itself, so that the page never does sideways."""
-    rows = [list(row) for row in rows]
-    kinds = [_kind(column[0]) for column in zip(*rows, strict=True)] or [None] * len(head)
-    body = [tag("tr", *(tag("td", value, class_=_kind(value)) for value in row)) for row in rows]
-    heads = [tag("th", h, scope="col", class_=k) for h, k in zip(head, kinds, strict=True)]
-    inner = tag(
-        "table",
-        tag("caption", caption),
-        tag("thead", tag("tr", *heads)),
-        tag("tbody", *body),
-    )
-    return tag("div", inner, class_="scroll", tabindex=0, role="region", aria_label=caption)
-
-
-def _kind(value: Any) -> str | None:
-    if isinstance(value, int | float) or (isinstance(value, str) and " ± " in value):
-        return "n"
-    if isinstance(value, Html):
-        return "v"
-    return "t" if len(str(value)) > LONG else None
-
-
-def more(summary: str, *content: Any) -> Html:
-    """What opens on demand."""
-    return tag("details", tag("summary", summary), *content)
+SHARED = 8  # Arrays with at least this many entries are stored once and referred to.
 
 
 class Page:
-    """Sections, and the plots in them."""
+    """Sections of the page, and the plots in them."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -110,7 +37,10 @@ class Page:
         self._numbers = count()
 
     def section(self, title: str, *content: Any) -> None:
-        """A part of the page with a place in its contents."""
+        """Add a section; a title that is taken gets a number, so that every link is unique."""
+        taken = [name for _, name in self.names]
+        numbered = (f"{title} ({k})" for k in count(2))
+        title = title if title not in taken else next(n for n in numbered if n not in taken)
         name = f"s{next(self._numbers)}"
         self.names.append((name, title))
         heading = tag("h2", title, id=f"{name}-title")
@@ -119,11 +49,11 @@ class Page:
         )
 
     def group(self) -> str:
-        """The name of plots that share a legend."""
+        """Return a new name for plots that share a legend."""
         return f"g{next(self._numbers)}"
 
     def plot(self, plot: Plot, group: str) -> Html:
-        """The place where a plot is drawn."""
+        """Return the place where a plot is drawn."""
         name = f"p{next(self._numbers)}"
         self.plots[name] = {"data": plot.data, "layout": plot.layout}
         box = tag(
@@ -138,11 +68,13 @@ class Page:
             self.plots[name]["columns"] = plot.columns
             controls = [self._axes(plot, name)]
         kind = "wide" if plot.wide else None
-        return tag("figure", tag("figcaption", plot.caption), *controls, box, class_=kind)
+        meaning = explain(plot.column) if plot.column else None
+        caption = tag("abbr", plot.caption, title=meaning) if meaning else plot.caption
+        return tag("figure", tag("figcaption", caption), *controls, box, class_=kind)
 
     def _axes(self, plot: Plot, name: str) -> Html:
-        """Two lists of quantities to choose from."""
-        found = []
+        """Return two lists of quantities to choose the axes from."""
+        lists = []
         for axis in ("x", "y"):
             now = plot.layout[f"{axis}axis"]["title"]["text"]
             options = [
@@ -151,28 +83,30 @@ class Page:
                 for c in plot.columns
             ]  # fmt: skip
             choice = tag("select", *options, data_axis=axis, data_of=name)
-            found.append(tag("label", f"{axis} ", choice))
-        return tag("div", *found, class_="axes")
+            lists.append(tag("label", f"{axis} ", choice))
+        return tag("div", *lists, class_="axes")
 
     def legend(
         self, series: Sequence[Series], group: str, only: Mapping[str, Sequence[str]] | None = None
     ) -> Html:
-        """Buttons that show and hide the series of a group, and some that choose several."""
+        """Return buttons that show and hide the series of a group, and some that choose several."""
         buttons = [
             tag("button", tag("span", _mark(s), class_="mark", aria_hidden="true"), s.name,
                 type="button", aria_pressed="true", data_group=group, data_series=s.name)
             for s in series
         ]  # fmt: skip
-        choices = {"all": [s.name for s in series], **(only or {})} if len(series) > 2 else {}
-        buttons += [
-            tag("button", f"varying {name}" if name != "all" else "show all", type="button",
-                data_group=group, data_only=json.dumps(list(keys)))
-            for name, keys in choices.items()
-        ]  # fmt: skip
-        return tag("fieldset", tag("legend", "Show"), *buttons, class_="legend")
+        choices: list[Html] = []
+        if len(series) > 2:
+            choices = [tag("button", "show all", type="button", data_group=group, data_all="")]
+            choices += [
+                tag("button", f"varying {name}", type="button", data_group=group,
+                    data_only=json.dumps(list(keys)))
+                for name, keys in (only or {}).items()
+            ]  # fmt: skip
+        return tag("fieldset", tag("legend", "Show"), *buttons, *choices, class_="legend")
 
     def write(self, head: Html, foot: Html) -> str:
-        """The whole file."""
+        """Return the whole file."""
         plotly, script = plotly_js(), _read("page.js")
         policy = "; ".join([
             "default-src 'none'", f"script-src {_hash(plotly)} {_hash(script)}",
@@ -181,19 +115,42 @@ class Page:
         ])  # fmt: skip
         links = [tag("li", tag("a", title, href=f"#{name}")) for name, title in self.names]
         nav = tag("nav", tag("ul", *links), aria_label="Contents")
-        parts = {
+        blanks = {
             "TITLE": text(self.title),
             "POLICY": policy,
             "BODY": join([
                 tag("header", head, nav), tag("main", *self.sections, id="content"),
                 tag("footer", foot),
             ]),
-            "PLOTS": _embedded(self.plots),
+            "PLOTS": _embedded(stored_once(self.plots)),
             "PLOTLY": plotly,
             "SCRIPT": script,
         }  # fmt: skip
-        # one pass: what is put in is not looked at again
-        return re.sub(r"@([A-Z]+)@", lambda match: parts[match[1]], _read("page.html"))
+        # one pass: what is filled in is not searched again
+        return re.sub(r"@([A-Z]+)@", lambda match: blanks[match[1]], _read("page.html"))
+
+
+def stored_once(plots: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace every long array of the plots by a reference, and return plots and arrays.
+
+    >>> stored_once({"p": {"x": list(range(9)), "y": list(range(9))}})["plots"]
+    {'p': {'x': {'array': 0}, 'y': {'array': 0}}}
+    """
+    places: dict[str, int] = {}
+    arrays: list[Any] = []
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: replaced(v) for key, v in value.items()}
+        if not isinstance(value, list) or len(value) < SHARED:
+            return [replaced(v) for v in value] if isinstance(value, list) else value
+        key = json.dumps(value, allow_nan=False)
+        if key not in places:
+            places[key] = len(arrays)
+            arrays.append(value)
+        return {"array": places[key]}
+
+    return {"plots": replaced(dict(plots)), "arrays": arrays}
 
 
 def _mark(s: Series) -> Html:
@@ -205,7 +162,11 @@ def _mark(s: Series) -> Html:
 
 
 def plotly_js() -> str:
-    """The script of plotly, as its package brings it."""
+    """Return the script of plotly, which its package contains.
+
+    Raises:
+        FlatlensError: if plotly is not installed.
+    """
     try:
         offline = import_module("plotly.offline")  # which has no types
     except ImportError as error:
@@ -222,13 +183,6 @@ def _hash(script: str) -> str:
 
 
 def _embedded(value: Any) -> str:
-    """JSON that cannot end the element it stands in."""
-    found = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
-    return found.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def download(name: str, data: bytes) -> Html:
-    """A link that holds its file."""
-    kind = {"pdf": "application/pdf", "png": "image/png"}[name.rpartition(".")[2]]
-    href = f"data:{kind};base64,{base64.b64encode(data).decode()}"
-    return tag("a", f"{name} ({len(data) / 1000:,.0f} kB)", href=href, download=name)
+    """Return JSON that cannot end the element it stands in."""
+    written = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
+    return written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

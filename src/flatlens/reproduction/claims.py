@@ -1,19 +1,24 @@
 """The paper's claims, each as a test on records: a number, its 95 % interval, a verdict.
 
-A claim says that a number lies above (or below) a bar, which is 0 where nothing else is said.
-*supported*: the whole interval does. *not supported*: the whole interval lies on the other side,
-or within a margin of the bar that nobody would call an effect. *inconclusive*: all else, also where
-a quantity was not recorded or runs are too few.
+`flatlens.analysis.claim_results` has the rule of judgement. A part whose quantity was not recorded,
+or that has too few runs, is inconclusive.
 
-The unit is the seed, for the runs of one seed begin with the same weights in all configurations; it
-is the run where configurations share no seeds. Steps of one run are never counted as independent.
-Numbers of one run (its value at the end, its change after interpolation, a rank correlation over
-its steps) are averaged, configurations with equal weight; the interval is Student's over seeds (of
-rank correlations, on Fisher's z). D1 and D2 are slopes of one line a seed. Correlations over
-networks have intervals from leaving out one seed after another; they are given *pooled*, and with
-eight or more runs in each configuration also *within* configurations (the means of each taken
-away), since the one may hide the reverse of the other. D6 asks for a small correlation of either
-sign: its statistic is the size. Intervals are not widened for the number of claims.
+The unit is the seed, because the runs of one seed begin with the same weights in all
+configurations. Where configurations share no seeds, the unit is the run. Steps of one run are never
+counted as independent.
+
+- Numbers of one run (its value at the end, its change after interpolation, a rank correlation over
+  its steps) are averaged, configurations with equal weight. The interval is Student's over seeds;
+  for rank correlations it is computed on Fisher's z.
+- D1 and D2 are slopes, one line per seed.
+- Correlations over networks have intervals from leaving out one seed after another. They are given
+  *pooled* and, with eight or more runs in each configuration, also *within* configurations (with
+  the mean of each subtracted), because one may hide the reverse of the other. In simulations with
+  four seeds and five configurations the pooled intervals hold the truth in 91 to 97 % of cases, so
+  four seeds suffice for the pooled value.
+- D6 asks for a small correlation of either sign: its statistic is the size.
+
+Intervals are not widened for the number of claims.
 """
 
 from __future__ import annotations
@@ -25,12 +30,14 @@ from typing import Any
 
 import pandas as pd
 
-from flatlens.analysis import tables as records
-from flatlens.analysis.evidence import Evidence, Result
+from flatlens.analysis import run_table
+from flatlens.analysis.claim_results import Result
+from flatlens.analysis.claim_tests import ClaimTests
 from flatlens.errors import FlatlensError
 
-# definitions in the authors' code that differ from the paper's, beside the paper's own
+# The paper's column, and the column with the definition of the authors' code.
 VARIANTS = {"log_volume": "log_volume_top3"}
+AUTHORS = {**VARIANTS, "eq12.rhs": "bound_authors", "eq48_cd.rhs": "d_authors"}
 
 TEXTS = {
     "D1": "a larger learning rate ends at lower sharpness, log volume, MLS and NMLS",
@@ -52,7 +59,7 @@ TEXTS = {
     "C8": "D (11) correlates negatively with MLS",
     "C9": "relative sharpness correlates weakly or negatively with the generalisation gap",
 }  # fmt: skip
-# networks that a claim is about, where it is not about all
+# The networks that a claim is about. A claim that is not listed is about all networks.
 ABOUT = {
     "D3": ("vgg", "vgg11"), "D4": ("mlp",), "D5": ("vgg", "vgg11", "mlp"),
     "T1": ("mlp",), "T2": ("mlp",), "T3": ("mlp",), "C8": ("mlp",), "C9": ("mlp",),
@@ -62,34 +69,46 @@ ABOUT = {
 def claims(
     df: pd.DataFrame, only: Sequence[str] = tuple(TEXTS), variants: Mapping[str, str] = VARIANTS
 ) -> pd.DataFrame:
-    """Tests the claims on the table of `read_runs`: one row a part, network and scope.
+    """Test the claims on the table of `read_runs`.
 
-    `claimed` is the bar, `value` the statistic, `low` and `high` its 95 % interval, `effect` the
-    value in standard deviations between runs of one configuration (of a correlation: itself), `n`
-    the runs, `units` the independent ones of them (seeds, or runs). `variants` maps a column to one
-    that follows another definition.
+    Args:
+        df: table of runs of one or more families.
+        only: names of the claims, by default all.
+        variants: maps a column to one that follows another definition; both are tested.
+
+    Returns:
+        A row per part, network and scope (`flatlens.analysis.claim_results.Result`). `claimed` is
+        the bar, `value` the statistic, `low` and `high` its 95 % interval, `effect` the value in
+        standard deviations between runs of one configuration (for a correlation the value
+        itself), `n` the number of runs and `units` the number of independent units.
+
+    Raises:
+        FlatlensError: if a claim is unknown or the table is empty.
     """
     if unknown := set(only) - set(TEXTS):
         raise FlatlensError(f"There is no claim {min(unknown)}; there are {', '.join(TEXTS)}.")
-    df = records.prepared(df)
+    df = run_table.prepared(df)
     results: list[Result] = []
-    for network, family in records.families(df):
+    for network, family in run_table.families(df):
         model = str(family["model"].iloc[0]) if "model" in family else None
         for claim in only:
             if model is None or model in ABOUT.get(claim, (model,)):
-                results += Evidence(claim, network, family, variants).test()
+                results += ClaimTests(claim, network, family, variants).test()
     columns = [field.name for field in fields(Result)]
     return pd.DataFrame([asdict(result) for result in results], columns=columns)
 
 
 def verdicts(table: pd.DataFrame) -> pd.DataFrame:
-    """One row a claim and network: supported if every part is, not supported if any is not."""
+    """Return the verdict on each claim and network.
+
+    A claim is supported if every main part is, and not supported if any main part is not.
+    """
     rows = []
-    for (claim, network), parts in table.groupby(["claim", "network"], sort=False):
-        found = set(parts.loc[parts["main"], "verdict"])
-        verdict = "supported" if found == {"supported"} else "inconclusive"
-        verdict = "not supported" if "not supported" in found else verdict
-        notes = [note for note in dict.fromkeys(parts.loc[parts["main"], "note"]) if note]
+    for (claim, network), results in table.groupby(["claim", "network"], sort=False):
+        main_verdicts = set(results.loc[results["main"], "verdict"])
+        verdict = "supported" if main_verdicts == {"supported"} else "inconclusive"
+        verdict = "not supported" if "not supported" in main_verdicts else verdict
+        notes = [note for note in dict.fromkeys(results.loc[results["main"], "note"]) if note]
         rows.append({
             "claim": claim, "network": network, "says": TEXTS[str(claim)], "verdict": verdict,
             "note": "; ".join(notes),
@@ -98,28 +117,31 @@ def verdicts(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """The verdicts and, below, every part with its interval."""
+    """Write the verdicts and, below them, every part with its interval, in Markdown."""
     short = verdicts(table)
-    parts = table.assign(
+    results = table.assign(
         interval=[
-            f"[{_short(a)}, {_short(b)}]" for a, b in zip(table["low"], table["high"], strict=True)
+            f"[{_digits(a)}, {_digits(b)}]"
+            for a, b in zip(table["low"], table["high"], strict=True)
         ],
-        value=table["value"].map(_short),
-        effect=table["effect"].map(_short),
+        value=table["value"].map(_digits),
+        effect=table["effect"].map(_digits),
     )
     columns = [
         "claim", "network", "part", "scope", "statistic", "claimed", "value", "interval", "effect",
         "n", "units", "verdict", "note",
     ]  # fmt: skip
-    return f"{_pipes(short)}\n\n{_pipes(parts[columns])}\n"
+    return f"{markdown_table(short)}\n\n{markdown_table(results[columns])}\n"
 
 
-def _pipes(table: pd.DataFrame) -> str:
+def markdown_table(table: pd.DataFrame) -> str:
+    """Write a table in Markdown, with a column per column of the table."""
     lines: list[list[Any]] = [list(table), ["---"] * table.shape[1], *table.to_numpy().tolist()]
     return "\n".join(
         "| " + " | ".join(str(v).replace("|", r"\|") for v in row) + " |" for row in lines
     )
 
 
-def _short(value: float) -> str:
+def _digits(value: float) -> str:
+    """Write a number with three digits, or a dash for NaN."""
     return "-" if math.isnan(value) else f"{value:.3g}"

@@ -1,6 +1,7 @@
-"""What is trained, drawn and tested for each figure of the paper: the TOML files in `recipes/`.
+"""Read the recipes: what is trained, drawn and tested for each figure of the paper.
 
-A recipe is one sweep that one or more figures share. `recipes/mlp.toml` explains the tables.
+A recipe is one sweep that one or more figures share. The TOML files are in `recipes/`;
+`recipes/mlp.toml` explains their tables.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any, Literal
+from typing import Any
 
 from flatlens.errors import FlatlensError
 from flatlens.training.config import Config
@@ -18,6 +19,8 @@ from flatlens.training.grid import cells
 ORDER = ("mlp", "lenet", "vgg", "d3")  # cheapest first
 SCALES = ("smoke", "desk", "night", "paper")
 ALONE = ("d3",)  # not part of "all"
+# Figures that another figure replaces at a scale: at night scale Fig. 1 sees all images for long.
+COVERED = {("d3", "night"): "fig1"}
 
 
 @dataclass(frozen=True)
@@ -26,9 +29,9 @@ class Drawing:
 
     name: str
     title: str
-    draw: Literal["trends", "tightness", "correlations"]
+    draw: str  # the kind of figure, a key of `drawing.KINDS`
     claims: list[str]
-    by: str | None = None  # of trends: the setting that varies
+    by: str | None = None  # the setting that varies in the figure, for trends
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,11 @@ class Recipe:
     figures: dict[str, Drawing] = field(default_factory=dict)
 
     def sweep(self, scale: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Base and grids, as `sweep` takes them: all configurations of a seed before the next."""
+        """Return base and grids as `sweep` takes them, all configurations of a seed in a row.
+
+        Raises:
+            FlatlensError: if the recipe does not have the scale.
+        """
         if scale not in self.scales:
             raise FlatlensError(
                 f"The recipe {self.name} has no scale {scale}; use {', '.join(self.scales)}."
@@ -57,7 +64,7 @@ class Recipe:
         return self.base | settings, grids
 
     def configs(self, scale: str) -> list[Config]:
-        """Every network of the sweep.
+        """Return the config of every network of the sweep.
 
         >>> len(recipes()["vgg"].configs("paper"))
         100
@@ -66,7 +73,7 @@ class Recipe:
 
 
 def recipes() -> dict[str, Recipe]:
-    """All recipes by name, in the order in which they are worth running."""
+    """Return all recipes by name, in the order in which they are worth running."""
     return {name: _read(name) for name in ORDER}
 
 
@@ -79,18 +86,18 @@ def _read(name: str) -> Recipe:
 
 
 def drawings(names: Sequence[str]) -> dict[str, list[Drawing]]:
-    """The figures called `names` by recipe; "all" is every figure of the paper.
+    """Return the figures called `names` by recipe; "all" is every figure of the paper.
 
-    >>> {recipe: [d.name for d in found] for recipe, found in drawings(["g7", "h8"]).items()}
+    >>> {recipe: [d.name for d in chosen] for recipe, chosen in drawings(["g7", "h8"]).items()}
     {'mlp': ['h8'], 'lenet': ['g7']}
     """
     every = {recipe.name: list(recipe.figures.values()) for recipe in recipes().values()}
-    known = [d.name for found in every.values() for d in found]
+    known = [d.name for figures in every.values() for d in figures]
     for name in names:
         if name not in (*known, "all"):
             raise FlatlensError(
                 f"There is no figure {name!r} to reproduce; use {', '.join(known)} or all."
             )
     wanted = set(names) | (set(known) - set(ALONE) if "all" in names else set())
-    chosen = {name: [d for d in found if d.name in wanted] for name, found in every.items()}
-    return {name: found for name, found in chosen.items() if found}
+    chosen = {name: [d for d in figures if d.name in wanted] for name, figures in every.items()}
+    return {name: figures for name, figures in chosen.items() if figures}

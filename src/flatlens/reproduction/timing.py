@@ -1,4 +1,4 @@
-"""How long a sweep takes on this machine, from a few steps of its first network."""
+"""Estimate how long a sweep takes on this machine, from a few steps of its first network."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from flatlens.training.config import Config, due_steps
 from flatlens.training.train import train
 from flatlens.workers.engines import cores
 
-STEPS = 50  # that are timed
+STEPS = 50  # Number of training steps that are timed.
 
 
 def listing(scale: str, workers: int | None = None) -> list[list[str]]:
-    """A table of the recipes at a scale, with what each takes."""
+    """Return a table of the recipes at a scale, with the time that each takes."""
     workers = workers or cores()
-    rows = [["recipe", "figures", "networks", "steps", "records", f"time, {workers} workers"]]
+    lines = [["recipe", "figures", "networks", "steps", "records", f"time, {workers} workers"]]
     for recipe in recipes().values():
         if scale not in recipe.scales:
             continue
         configs = recipe.configs(scale)
         due = sum(len(due_steps(c.measure, c.steps)) for c in configs)
         try:
-            needed = told(estimate(configs, workers))
+            needed = duration(estimate(configs, workers))
         except FlatlensError:  # no data here
             needed = f"no {configs[0].data}"
         figures = ", ".join(recipe.figures)
-        rows.append(
+        lines.append(
             [recipe.name, figures, f"{len(configs)}", f"{configs[0].steps:,}", f"{due:,}", needed]
         )
-    return rows
+    return lines
 
 
 def estimate(configs: Sequence[Config], workers: int) -> float:
-    """Seconds for all runs: what starting, one step and one record take, times how many there are.
+    """Return the seconds that all runs take, from the cost of a start, a step and a record.
 
-    The first config stands for all: those that differ in batch size alone even out.
+    The config at the front stands for all of them: differences in batch size even out.
     """
-    first = replace(configs[0], measure="end")
-    _seconds(replace(first, steps=1))  # warms up
-    short = _seconds(replace(first, steps=1))
-    record = max(_seconds(replace(first, steps=1, measure="every:1")) - short, 0.0)  # one more
-    step = max(_seconds(replace(first, steps=1 + STEPS)) - short, 0.0) / STEPS
+    config = replace(configs[0], measure="end")
+    _seconds(replace(config, steps=1))  # warms up
+    short = _seconds(replace(config, steps=1))
+    record = max(_seconds(replace(config, steps=1, measure="every:1")) - short, 0.0)  # one more
+    step = max(_seconds(replace(config, steps=1 + STEPS)) - short, 0.0) / STEPS
     start = max(short - record - step, 0.0)
     total = sum(
         start + c.steps * step + len(due_steps(c.measure, c.steps)) * record for c in configs
@@ -55,16 +55,17 @@ def estimate(configs: Sequence[Config], workers: int) -> float:
 
 
 def _seconds(config: Config) -> float:
+    """Return how long one training takes."""
     with tempfile.TemporaryDirectory() as folder:
         before = time.perf_counter()
         train(config, Path(folder) / "run", progress=False)
         return time.perf_counter() - before
 
 
-def told(seconds: int | float) -> str:
-    """A time as people say it.
+def duration(seconds: int | float) -> str:
+    """Write a time as people say it.
 
-    >>> told(42), told(3_000), told(11_000), told(500_000)
+    >>> duration(42), duration(3_000), duration(11_000), duration(500_000)
     ('42 s', '50 min', '3.1 h', '5.8 days')
     """
     for size, unit in ((86_400, "days"), (3_600, "h")):

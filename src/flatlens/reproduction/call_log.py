@@ -1,0 +1,89 @@
+"""Keep `provenance.json`: how the runs of a reproduction were made, call by call."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from flatlens.errors import FlatlensError
+from flatlens.reproduction.json_files import read_json, refuse_field, write_json
+from flatlens.reproduction.recipe_records import counts, frames_of_runs
+from flatlens.reproduction.timing import duration
+from flatlens.runs.provenance import provenance
+
+PROVENANCE = "provenance.json"
+
+
+def read_provenance(path: Path) -> dict[str, Any]:
+    """Read a `provenance.json`.
+
+    Raises:
+        FlatlensError: if the file is damaged or has no list of calls; names the field.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise FlatlensError(f"{path} is damaged: it is not a JSON object.")
+    calls = content.get("calls")
+    if not isinstance(calls, list):
+        raise refuse_field(str(path), "calls", calls, "a list")
+    for number, call in enumerate(calls, 1):
+        if not isinstance(call, dict):
+            raise refuse_field(str(path), f"calls[{number}]", call, "an object")
+    return content
+
+
+def scale_of(folder: Path) -> str:
+    """Return the scale that the calls of a folder were made at, or the folder's name."""
+    try:
+        calls = read_provenance(folder / PROVENANCE)["calls"]
+    except FlatlensError:
+        return folder.name
+    scales = dict.fromkeys(call.get("scale") for call in calls)
+    names = [name for name in scales if isinstance(name, str)]
+    return ", ".join(names) or folder.name
+
+
+@contextmanager
+def logged_call(
+    out: Path, scale: str, source: Path | str | None, problems: list[str]
+) -> Iterator[None]:
+    """Add this call to `provenance.json` at the end, also if Ctrl-C ends it.
+
+    Args:
+        out: folder of the results.
+        scale: scale of the call.
+        source: file of records; what is redrawn from it keeps the provenance of the records.
+        problems: list to which a sentence is added if the old file is damaged.
+    """
+    before = time.perf_counter()
+    try:
+        yield
+    except KeyboardInterrupt:
+        problems += _add_call(out, scale, source, time.perf_counter() - before)
+        raise
+    problems += _add_call(out, scale, source, time.perf_counter() - before)
+
+
+def _add_call(out: Path, scale: str, source: Path | str | None, seconds: float) -> list[str]:
+    """Add a call to the list, or begin a new list if the old one is damaged and say so."""
+    old = (out if source is None else Path(source).parent) / PROVENANCE
+    content: dict[str, Any] = {"calls": []}
+    problems = []
+    if old.exists():
+        try:
+            content = read_provenance(old)
+        except FlatlensError:
+            problems.append(f"{old} was damaged; a new list of calls is begun.")
+    if source is None:
+        command = "flatlens " + shlex.join(sys.argv[1:])
+        call = {"command": command, "scale": scale, "wall_time": duration(seconds)}
+        content["calls"].append(provenance() | call)
+        frames = frames_of_runs(out, scale)
+        content["networks"] = {name: counts(df) for name, df in frames.items()}
+    write_json(out / PROVENANCE, content)
+    return problems
