@@ -8,22 +8,26 @@ rate and its batch size; an *arm* is the part of a family in which one setting a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from flatlens.errors import FlatlensError
+from flatlens.training.config import Config
 
 # config fields that make a different experiment; those that vary name a configuration
 SETTINGS = (
     "model", "model_options", "data", "data_options", "classes", "train_size", "loss",
-    "label_smoothing", "optimizer", "lr", "momentum", "rho", "batch_size", "steps", "dtype",
-    "samples", "evaluate",
+    "label_smoothing", "optimizer", "lr", "momentum", "rho", "penalty", "weight_decay", "augment",
+    "batch_size", "steps", "dtype", "samples", "evaluate",
 )  # fmt: skip
 # those that may differ within a family, as people write them
-TRAINING = ("lr", "batch size", "optimizer", "momentum", "rho", "label smoothing")
+TRAINING = (
+    "lr", "batch size", "optimizer", "momentum", "rho", "label smoothing", "penalty",
+    "weight decay", "augment",
+)  # fmt: skip
 INTERPOLATION = 0.01  # the training loss is near zero at this share of its value at the start
 
 
@@ -182,5 +186,10 @@ def interpolation(run: pd.DataFrame, share: float = INTERPOLATION) -> int | None
 
 
 def _values(runs: pd.DataFrame, name: str) -> list[Any]:
-    """A setting of each run as something that can be counted: lists as text."""
-    return [v if np.isscalar(v) and v == v else str(v) for v in runs[name]]  # nan != nan
+    """A setting of each run as something that can be counted: lists as text.
+
+    A run from before a field was added has no value of it; it was trained with the default.
+    """
+    default = getattr(Config(), name.removeprefix("config."), None)
+    values = [v if isinstance(v, Collection) or not pd.isna(v) else default for v in runs[name]]
+    return [v if np.isscalar(v) else str(v) for v in values]

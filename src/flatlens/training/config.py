@@ -19,9 +19,11 @@ from typing import Any, NoReturn
 from flatlens.errors import FlatlensError
 
 LOSSES = ("mean_squared", "half_squared", "cross_entropy")
-OPTIMIZERS = ("sgd", "momentum", "adam", "sam", "asam")
+OPTIMIZERS = ("sgd", "momentum", "adam", "sam", "asam", "adamw", "sam-adamw")
+PENALTIES = ("sharpness", "sensitivity")
+AUGMENTATIONS = ("flip", "crop", "flip+crop")
 DTYPES = ("float32", "float64")
-RHO = {"sam": 0.05, "asam": 0.5}  # the radii that the two papers recommend
+RHO = {"sam": 0.05, "asam": 0.5, "sam-adamw": 0.05}  # the radii that the two papers recommend
 FREE = ("checkpoint_every", "snapshots")  # fields that change no record
 
 
@@ -50,13 +52,22 @@ class Config:
     label_smoothing
         Share of each target that is spread evenly over all classes.
     optimizer
-        sgd (plain), momentum, adam, sam or asam (both on plain SGD).
+        sgd (plain), momentum, adam, adamw, sam or asam (both on plain SGD), sam-adamw (SAM whose
+        gradient AdamW follows).
     lr
         Learning rate.
     momentum
         Of the optimiser momentum.
     rho
-        Radius of sam and asam. By default 0.05 and 0.5.
+        Radius of sam, asam and sam-adamw. By default 0.05, 0.5 and 0.05.
+    penalty
+        A term that is added to the training loss: sharpness:0.01 is 0.01 times an estimate of S
+        (Eq. 3) on the batch, sensitivity:0.1 is 0.1 times one of the mean squared norm of df/dx.
+    weight_decay
+        Weight decay: L2 in the gradient, as torch's optimisers add it; decoupled in adamw.
+    augment
+        Change training images at random: flip (left to right), crop (a part of an image that is
+        padded by an eighth of its size), or flip+crop. Measurements see the images as they are.
     batch_size
         Samples in one step; the last batch of an epoch may be smaller.
     steps
@@ -98,6 +109,9 @@ class Config:
     lr: float = 0.1
     momentum: float = 0.9
     rho: float | None = None
+    penalty: str | None = None
+    weight_decay: float = 0.0
+    augment: str | None = None
     batch_size: int = 20
     steps: int = 10_000
     seed: int = 0
@@ -146,7 +160,7 @@ class Config:
 
     @property
     def radius(self) -> float:
-        """The radius of sam and asam."""
+        """The radius of sam, asam and sam-adamw."""
         return RHO[self.optimizer] if self.rho is None else self.rho
 
     @property
@@ -287,6 +301,27 @@ def _or_none(plain: Plain) -> Plain:
     return lambda name, value: None if value is None else plain(name, value)
 
 
+def split_penalty(text: str) -> tuple[str, float]:
+    """The kind and the strength of a penalty.
+
+    >>> split_penalty("sharpness:0.01")
+    ('sharpness', 0.01)
+    """
+    kind, _, strength = text.partition(":")
+    return kind, float(strength)
+
+
+def _penalty(name: str, value: Any) -> str:
+    """One spelling for one strength, so that equal configs have equal names."""
+    try:
+        kind, strength = split_penalty(str(value))
+    except ValueError:
+        kind, strength = "", math.nan
+    if kind not in PENALTIES or not 0 < strength <= 1e30:
+        _refuse(name, value, "sharpness:STRENGTH or sensitivity:STRENGTH, a strength above 0")
+    return f"{kind}:{strength!r}"
+
+
 def _schedule(name: str, value: Any) -> str:
     """A number means every so many steps, a list means these."""
     if isinstance(value, list | tuple):
@@ -322,6 +357,7 @@ def _refuse(name: str, value: object, wish: str) -> NoReturn:
 
 # a step of an optimiser makes it larger, and float32 ends at 3e38
 _POSITIVE = _number("a positive number up to 1e30", lambda v: 0 < v <= 1e30)
+_NOT_NEGATIVE = _number("a number from 0 to 1e30", lambda v: 0 <= v <= 1e30)
 _SHARE = _number("from 0 to below 1", lambda v: 0 <= v < 1)
 
 PLAIN: dict[str, Plain] = {
@@ -337,6 +373,9 @@ PLAIN: dict[str, Plain] = {
     "lr": _POSITIVE,
     "momentum": _SHARE,
     "rho": _or_none(_POSITIVE),
+    "penalty": _or_none(_penalty),
+    "weight_decay": _NOT_NEGATIVE,
+    "augment": _or_none(_one_of(*AUGMENTATIONS)),
     "batch_size": _integer(least=1),
     "steps": _integer(least=1),
     "seed": _integer(least=0),

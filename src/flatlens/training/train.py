@@ -29,8 +29,9 @@ from flatlens.data.datasets import Data, load
 from flatlens.errors import FlatlensError, first_line
 from flatlens.runs import Run
 from flatlens.training.authors import VARIANTS, split
-from flatlens.training.config import Config, due_steps
+from flatlens.training.config import RHO, Config, due_steps
 from flatlens.training.networks import build
+from flatlens.training.penalised_steps import check_augmentation, objective
 from flatlens.training.placement import check_device, place, try_one
 from flatlens.training.progress import Show, training_line
 
@@ -85,7 +86,7 @@ def _go(
     order = batches(len(state.train.x), config.batch_size, config.seed, start, config.device)
     step_once = _step(state)
     for step, index in zip(range(start + 1, config.steps + 1), order, strict=False):
-        loss = step_once(index)
+        loss = step_once(index, step)
         if step in due:
             _measure(state, run, step)
         stop = interrupted.is_set()
@@ -155,6 +156,7 @@ class _State:
         x, y = place(network, data.x_train, data.y_train, config.device, config.dtype)
         x_test, y_test = place(network, data.x_test, data.y_test, config.device, config.dtype)
         try_one(network, x)
+        check_augmentation(config, x)
         N = _outputs(network, x)
         network.train()
         return cls(
@@ -318,45 +320,47 @@ def _optimizer(network: nn.Module, config: Config) -> torch.optim.Optimizer:
     parameters = [p for p in network.parameters() if p.requires_grad]
     if not parameters:
         raise FlatlensError(f"The model {config.model} has no parameters to train.")
+    common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "foreach": True}
     if config.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=config.lr, foreach=True)
+        return torch.optim.Adam(parameters, **common)
+    if config.optimizer in ("adamw", "sam-adamw"):
+        return torch.optim.AdamW(parameters, **common)
     momentum = config.momentum if config.optimizer == "momentum" else 0.0
-    return torch.optim.SGD(parameters, lr=config.lr, momentum=momentum, foreach=True)
+    return torch.optim.SGD(parameters, momentum=momentum, **common)
 
 
-def _step(state: _State) -> Callable[[Tensor], Tensor]:
+def _step(state: _State) -> Callable[..., Tensor]:
     """The function that makes one update from the indices of a batch and gives its loss."""
     config, network, optimizer = state.config, state.network, state.optimizer
     x, targets = state.train.x, _smoothed(state.train, config)
-    loss_of = _loss(config.loss, config.label_smoothing)
+    value = objective(config, network, _loss(config.loss, config.label_smoothing))
     parameters = optimizer.param_groups[0]["params"]
 
-    def gradients(index: Tensor) -> Tensor:
+    def gradients(index: Tensor, step: int) -> Tensor:
         optimizer.zero_grad()
         with _one_sample(len(index), config):
-            f = network(x.index_select(0, index))
-        loss = loss_of(f, targets.index_select(0, index))
-        loss.backward()
+            loss, total = value(x.index_select(0, index), targets.index_select(0, index), step)
+        total.backward()
         return loss.detach()
 
-    def plain(index: Tensor) -> Tensor:
-        loss = gradients(index)
+    def plain(index: Tensor, step: int = 0) -> Tensor:
+        loss = gradients(index, step)
         optimizer.step()
         return loss
 
-    def sharpness_aware(index: Tensor) -> Tensor:
+    def sharpness_aware(index: Tensor, step: int = 0) -> Tensor:
         """The gradient at the worst point nearby moves the weights (Foret et al., 2021)."""
-        loss = gradients(index)
+        loss = gradients(index, step)
         kept = [p.detach().clone() for p in parameters]
         ascend(parameters, config.radius, adaptive=config.optimizer == "asam")
-        gradients(index)
+        gradients(index, step)
         with torch.no_grad():
             for p, value in zip(parameters, kept, strict=True):
                 p.copy_(value)
         optimizer.step()
         return loss
 
-    return sharpness_aware if config.optimizer in ("sam", "asam") else plain
+    return sharpness_aware if config.optimizer in RHO else plain
 
 
 @contextlib.contextmanager
