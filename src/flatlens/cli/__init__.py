@@ -335,7 +335,8 @@ def reproduce(
     Parameters
     ----------
     names
-        fig1, fig2, g4, g5, g6, g7, h8, h9, all (these eight), or d3 (a longer training).
+        fig1, fig2, g4, g5, g6, g7, h8, h9, all (these eight), d3 (a longer training),
+        interventions (networks trained to be flatter), or fig3 (vision transformers).
     scale
         smoke: seconds, no data needed. desk: fewer steps, images and seeds. paper: as published.
     out
@@ -354,20 +355,16 @@ def reproduce(
         List the recipes with the time that each would take on this machine.
     """
     from flatlens.measurement import columns
+    from flatlens.reproduction import experiments
     from flatlens.reproduction import reproduce as module
     from flatlens.reproduction.timing import listing
 
     if show:
         print("\n".join(columns(listing(scale, workers))))
         return 0
-    if "fig3" in names:
-        raise FlatlensError(
-            "Figure 3 is of published models and takes no training: flatlens zoo draws it, "
-            "see flatlens zoo --help."
-        )
     if not names and source is None:
         raise FlatlensError("Name what to reproduce, such as fig1 or all; see --list.")
-    made = module.reproduce(
+    made = experiments.reproduce(
         names, out=out, scale=scale, train=train, source=source, workers=workers, engine=engine,
         address=address,
     )  # fmt: skip

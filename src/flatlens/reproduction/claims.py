@@ -27,7 +27,9 @@ import pandas as pd
 
 from flatlens.analysis import tables as records
 from flatlens.analysis.evidence import Evidence, Result
+from flatlens.analysis.intervention_claims import TEXTS as INTERVENTIONS
 from flatlens.errors import FlatlensError
+from flatlens.reproduction.figure3_claims import TEXTS as FIGURE3
 
 # definitions in the authors' code that differ from the paper's, beside the paper's own
 VARIANTS = {"log_volume": "log_volume_top3"}
@@ -52,6 +54,7 @@ TEXTS = {
     "C8": "D (11) correlates negatively with MLS",
     "C9": "relative sharpness correlates weakly or negatively with the generalisation gap",
 }  # fmt: skip
+SAYS = {**TEXTS, **INTERVENTIONS, **FIGURE3}  # also those that other experiments judge
 # networks that a claim is about, where it is not about all
 ABOUT = {
     "D3": ("vgg", "vgg11"), "D4": ("mlp",), "D5": ("vgg", "vgg11", "mlp"),
@@ -91,7 +94,7 @@ def verdicts(table: pd.DataFrame) -> pd.DataFrame:
         verdict = "not supported" if "not supported" in found else verdict
         notes = [note for note in dict.fromkeys(parts.loc[parts["main"], "note"]) if note]
         rows.append({
-            "claim": claim, "network": network, "says": TEXTS[str(claim)], "verdict": verdict,
+            "claim": claim, "network": network, "says": SAYS[str(claim)], "verdict": verdict,
             "note": "; ".join(notes),
         })  # fmt: skip
     return pd.DataFrame(rows)

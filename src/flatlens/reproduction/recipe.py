@@ -50,10 +50,11 @@ class Recipe:
         settings = dict(self.scales[scale])
         seeds = settings.pop("seeds")
         followed = settings.pop("followed", seeds)
-        grids: list[dict[str, Any]] = [{"seed": range(followed), **grid} for grid in self.grid]
+        own = settings.pop("grid", self.grid)  # a scale may have fewer configurations
+        grids: list[dict[str, Any]] = [{"seed": range(followed), **grid} for grid in own]
         if followed < seeds:
             rest = {"measure": ["end"], "seed": range(followed, seeds)}
-            grids += [rest | grid for grid in self.grid]
+            grids += [rest | grid for grid in own]
         return self.base | settings, grids
 
     def configs(self, scale: str) -> list[Config]:

@@ -235,9 +235,9 @@ def overview(table: pd.DataFrame) -> pd.DataFrame:
     wide = pd.concat(short).pivot_table(
         index="claim", columns="figure", values="verdict", aggfunc=" / ".join, sort=False
     )
-    order = [name for name in claims.TEXTS if name in wide.index]
+    order = [name for name in claims.SAYS if name in wide.index]
     wide = wide.loc[order, list(dict.fromkeys(table["figure"]))].fillna("")
-    wide.insert(0, "says", [claims.TEXTS[name] for name in order])
+    wide.insert(0, "says", [claims.SAYS[name] for name in order])
     return wide.reset_index()
 
 

@@ -373,12 +373,35 @@ def record(model: str, settings: Zoo, chunk: int | None, offline: bool = False) 
         network, x, directions=settings.directions, seed=settings.seed, top=1, layers=False,
         tolerance=TOLERANCE, chunk=chunk, output=OUTPUTS[settings.outputs],
     )  # fmt: skip
-    paths = [q.path for q in p.parameters]
-    found: dict[str, Any] = {
+    facts = {
         "step": 0,
         "class": family(model),
         "parameters": sum(q.numel() for q in network.parameters()),
         "pixels": pixels,
+    }
+    return facts | quantities_of(network, x, labels, p, settings, chunk)
+
+
+def quantities_of(
+    network: nn.Module,
+    x: Tensor,
+    labels: Sequence[int] | None,
+    p: Probe,
+    settings: Zoo,
+    chunk: int | None,
+) -> dict[str, Any]:
+    """What is recorded of one network on some images, from its probe and passes of its own.
+
+    Args:
+        network: the network in evaluation mode.
+        x: the images as the network reads them.
+        labels: their classes, if known; without them neither top-1 nor Eq. 38 is recorded.
+        p: a probe of the network on these images.
+        settings: what to measure.
+        chunk: images at a time; None for as many as fit.
+    """
+    paths = [q.path for q in p.parameters]
+    found: dict[str, Any] = {
         **{f"tensors_{path}": paths.count(path) for path in ("layer", "rule", "slow", "unused")},
         **_means(p),
         "spectra_converged": p.sketch is None or p.sketch.converged,
