@@ -117,7 +117,7 @@ def test_the_command_at_smoke_scale_and_redrawn_from_its_records(tmp_path, capsy
     assert len(list((folder / "measured").glob("*/done"))) == 6
     again = tmp_path / "again"
     source = str(folder / "records.jsonl.gz")
-    assert cli.main(["reproduce", "--from", source, "--out", str(again), "--scale", "smoke"]) == 0
+    assert cli.main(["reproduce", "--from", source, "--out", str(again)]) == 0
     for name in ("claims.json", "claims.md", "records.jsonl.gz", "provenance.json", "fig3.pdf"):
         assert (again / "fig3" / name).read_bytes() == (folder / name).read_bytes()
 

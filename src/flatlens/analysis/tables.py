@@ -28,6 +28,7 @@ TRAINING = (
     "lr", "batch size", "optimizer", "momentum", "rho", "label smoothing", "penalty",
     "weight decay", "augment",
 )  # fmt: skip
+DEFAULTS = Config()
 INTERPOLATION = 0.01  # the training loss is near zero at this share of its value at the start
 
 
@@ -190,6 +191,6 @@ def _values(runs: pd.DataFrame, name: str) -> list[Any]:
 
     A run from before a field was added has no value of it; it was trained with the default.
     """
-    default = getattr(Config(), name.removeprefix("config."), None)
+    default = getattr(DEFAULTS, name.removeprefix("config."), None)
     values = [v if isinstance(v, Collection) or not pd.isna(v) else default for v in runs[name]]
     return [v if np.isscalar(v) else str(v) for v in values]
