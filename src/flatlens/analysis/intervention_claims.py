@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd

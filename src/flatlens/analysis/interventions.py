@@ -81,10 +81,11 @@ def fitted(df: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     last = records.ends(df)
     df = df[df["run"].isin(last["run"])]
     reasons = []
-    for (arm, strength), runs in last.groupby(["arm", "strength"], sort=True):
+    groups: Any = last.groupby(["arm", "strength"], sort=True)
+    for (arm, strength), runs in groups:
         lowest = records.numbers(runs, "train_accuracy").min()
         if not lowest >= FITTED:
-            name = arm_name(str(arm), float(strength))
+            name = arm_name(arm, strength)
             reasons.append(f"{name} is left out: training accuracy {lowest:.4g} % at the end")
             df = df[(df["arm"] != arm) | (df["strength"] != strength)]
     return df.reset_index(drop=True), reasons

@@ -65,9 +65,9 @@ def _line(ax: Axes, arms: pd.DataFrame, column: str, k: int, label: str) -> None
     """The strengths of one kind of intervention, joined from the origin."""
     points = []
     for _, arm in arms.groupby("strength", sort=True):
-        x, y = effect(arm, DOSE).estimate, effect(arm, column).estimate
-        if np.isfinite([x.value, y.value]).all():
-            points.append((x, y))
+        pair = effect(arm, DOSE).estimate, effect(arm, column).estimate
+        if np.isfinite([e.value for e in pair]).all():
+            points.append(pair)
     if not points:
         return
     x, y = ([0.0, *(pair[i].value for pair in points)] for i in (0, 1))

@@ -152,14 +152,12 @@ def _table(recipe: Figure3Recipe, place: Path) -> pd.DataFrame:
         for model in recipe.models:
             mine = measured[measured["run"] == model.config.name]
             if len(mine):
-                accuracy = trainings.loc[model.config.name, "test_accuracy"]
-                frames.append(
-                    mine.assign(**{
-                        "kind": "trained", "class": model.family, "training": model.recipe,
-                        "model": model.config.model, "test_accuracy": accuracy,
-                        "needed_accuracy": recipe.accuracy,
-                    })
-                )  # fmt: skip
+                facts: dict[str, Any] = {
+                    "kind": "trained", "class": model.family, "training": model.recipe,
+                    "model": model.config.model, "needed_accuracy": recipe.accuracy,
+                    "test_accuracy": trainings.loc[model.config.name, "test_accuracy"],
+                }  # fmt: skip
+                frames.append(mine.assign(**facts))
     if any((place / "published").rglob("records.jsonl")):
         frames.append(read_runs(place / "published").assign(kind="published", training="-"))
     if not frames:

@@ -109,7 +109,8 @@ def _frames(place: Path, recipes: dict[str, Recipe], scale: str, problems: list[
         df = read_runs(_runs(place, recipe), damaged=problems)
         df = df[df["run"].isin([config.name for config in recipe.configs(scale)])]
         if len(df):
-            frames[name] = df.reset_index(drop=True)
+            # only SAM and ASAM have a radius; None would come back from the file as nan
+            frames[name] = df.assign(rho=pd.to_numeric(df["rho"])).reset_index(drop=True)
     return frames
 
 
