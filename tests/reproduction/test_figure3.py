@@ -1,6 +1,7 @@
 """Figure 3 on trained models: verdicts with known answers, and the whole command at smoke scale."""
 
 import json
+from importlib.util import find_spec
 
 import numpy as np
 import pandas as pd
@@ -102,8 +103,8 @@ def test_recipe_has_24_models_of_six_families_and_four_recipes():
         figure3_recipe("night")
 
 
+@pytest.mark.skipif(find_spec("timm") is None, reason="needs the extra zoo")
 def test_the_command_at_smoke_scale_and_redrawn_from_its_records(tmp_path, capsys):
-    pytest.importorskip("timm")
     out = tmp_path / "first"
     options = ["--scale", "smoke", "--workers", "1"]
     assert cli.main(["reproduce", "fig3", "--out", str(out), *options]) == 0, (

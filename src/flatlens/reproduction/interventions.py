@@ -80,6 +80,7 @@ def interventions(
         frames = _redrawable(Path(source))
     if not frames:
         raise FlatlensError(f"There are no records of {NAME} in {place}; train them first.")
+    frames = {name: _without_nan(df) for name, df in frames.items()}
     files = _drawn(frames, place, problems)
     table = pd.concat(
         [intervention_claims(df).assign(figure=name) for name, df in frames.items()],
@@ -109,9 +110,16 @@ def _frames(place: Path, recipes: dict[str, Recipe], scale: str, problems: list[
         df = read_runs(_runs(place, recipe), damaged=problems)
         df = df[df["run"].isin([config.name for config in recipe.configs(scale)])]
         if len(df):
-            # only SAM and ASAM have a radius; None would come back from the file as nan
-            frames[name] = df.assign(rho=pd.to_numeric(df["rho"])).reset_index(drop=True)
+            frames[name] = df.reset_index(drop=True)
     return frames
+
+
+def _without_nan(df: pd.DataFrame) -> pd.DataFrame:
+    """None where an arm has no radius or no penalty; pandas reads it from a file as nan."""
+    settings = {name: df[name].astype(object) for name in ("rho", "penalty") if name in df}
+    return df.assign(
+        **{name: column.where(column.notna(), None) for name, column in settings.items()}
+    )
 
 
 def _redrawable(source: Path) -> Frames:
