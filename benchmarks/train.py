@@ -2,12 +2,16 @@
 
     python benchmarks/train.py                                   # mlp, lenet, vgg; batch 20
     python benchmarks/train.py --models vgg --repeats 9 --json train.json
+    python benchmarks/train.py --interventions                   # a step with a penalty or SAM
 
 Two plain loops stand beside ours, each with `torch.optim.SGD` as it comes: *tensor*, which shuffles
 and indexes tensors in memory, the fastest thing one writes by hand; and *loader*, which takes its
 batches from a shuffled `DataLoader`. Ours includes everything that `flatlens train` does at a step
 that is not measured. All make the same number of steps from the same weights on the same data; a
 ratio is the median over repeats of the ratio within one repeat.
+
+`--interventions` compares our loop with itself: a step with each penalty, with SAM and with ASAM as
+a ratio to a plain step.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -36,6 +41,14 @@ from flatlens.training.train import run_steps
 
 SAMPLES = 2_000
 STEPS = {"mlp": 300, "lenet": 200, "vgg": 60}  # about a second each
+# what is laid over a plain config; a tiny strength leaves the weights, and the cost is the same
+INTERVENTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sharpness penalty": {"penalty": "sharpness:1e-9"},
+    "sensitivity penalty": {"penalty": "sensitivity:1e-9"},
+    "SAM": {"optimizer": "sam"},
+    "ASAM": {"optimizer": "asam"},
+}
 Work = Callable[[nn.Module], None]
 
 
@@ -93,16 +106,34 @@ def loader(config: Config, x: Tensor, y: Tensor) -> Work:
     return work
 
 
-def compare(name: str, batch: int, repeats: int) -> dict[str, Any]:
-    """Seconds of every side in every repeat, after one round that warms up."""
+def made_up_data(name: str) -> tuple[Tensor, Tensor]:
+    """Random images of the size that a network reads, with one-hot targets."""
     generator = torch.Generator().manual_seed(0)
     shape = (784,) if name == "mlp" else (3, 32, 32)
     x = torch.rand(SAMPLES, *shape, generator=generator)
-    y = F.one_hot(torch.randint(10, (SAMPLES,), generator=generator), 10).float()
+    return x, F.one_hot(torch.randint(10, (SAMPLES,), generator=generator), 10).float()
+
+
+def compare(name: str, batch: int, repeats: int) -> dict[str, Any]:
+    """Time our loop and two plain loops."""
+    x, y = made_up_data(name)
     config = Config(model=name, batch_size=batch, steps=STEPS[name], measure="end")
+    sides = {side.__name__: side(config, x, y) for side in (ours, tensor, loader)}
+    return timed(name, config, sides, repeats)
+
+
+def compare_interventions(name: str, batch: int, repeats: int, steps: int) -> dict[str, Any]:
+    """Time our loop with each intervention."""
+    x, y = made_up_data(name)
+    config = Config(model=name, batch_size=batch, steps=steps, measure="end")
+    sides = {side: ours(replace(config, **fields), x, y) for side, fields in INTERVENTIONS.items()}
+    return timed(name, config, sides, repeats)
+
+
+def timed(name: str, config: Config, sides: dict[str, Work], repeats: int) -> dict[str, Any]:
+    """Seconds of every side in every repeat, after one round that warms up."""
     torch.manual_seed(0)
     network = build(name)
-    sides = {side.__name__: side(config, x, y) for side in (ours, tensor, loader)}
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     for _ in range(repeats + 1):
         for side, work in sides.items():
@@ -111,7 +142,7 @@ def compare(name: str, batch: int, repeats: int) -> dict[str, Any]:
             work(copied)
             seconds[side].append(time.perf_counter() - began)
     seconds = {side: times[1:] for side, times in seconds.items()}
-    return {"steps": config.steps, "batch": batch, "seconds": seconds}
+    return {"steps": config.steps, "batch": config.batch_size, "seconds": seconds}
 
 
 def report(name: str, result: dict[str, Any]) -> str:
@@ -119,9 +150,25 @@ def report(name: str, result: dict[str, Any]) -> str:
     told = [f"{name:6} {1e3 * median(seconds['ours']) / result['steps']:8.3f} ms a step"]
     for side in ("tensor", "loader"):
         ratios = [a / b for a, b in zip(seconds["ours"], seconds[side], strict=True)]
-        low, _, high = quantiles(ratios, n=4)
-        told.append(f"ours / {side} {median(ratios):.3f} [{low:.3f}, {high:.3f}]")
+        told.append(f"ours / {side} {spread(ratios)}")
     return "   ".join(told)
+
+
+def report_interventions(name: str, result: dict[str, Any]) -> str:
+    seconds = result["seconds"]
+    told = [f"{name:6} {1e3 * median(seconds['plain']) / result['steps']:8.3f} ms a plain step"]
+    for side in [side for side in seconds if side != "plain"]:
+        ratios = [a / b for a, b in zip(seconds[side], seconds["plain"], strict=True)]
+        told.append(f"{side} / plain {spread(ratios)}")
+    return "   ".join(told)
+
+
+def spread(ratios: list[float]) -> str:
+    """The median of ratios and, of two or more, the quartiles."""
+    if len(ratios) < 2:
+        return f"{ratios[0]:.3f}"
+    low, _, high = quantiles(ratios, n=4)
+    return f"{median(ratios):.3f} [{low:.3f}, {high:.3f}]"
 
 
 def main() -> None:
@@ -130,14 +177,21 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--interventions", action="store_true", help="penalties and SAM")
+    parser.add_argument("--steps", type=int, help="steps of --interventions")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     TrainingState.record = lambda self, step: {}  # type: ignore[method-assign]
     results = {}
     for name in given.models:
-        results[name] = compare(name, given.batch, given.repeats)
-        print(report(name, results[name]), flush=True)
+        if given.interventions:
+            steps = given.steps or STEPS[name]
+            results[name] = compare_interventions(name, given.batch, given.repeats, steps)
+            print(report_interventions(name, results[name]), flush=True)
+        else:
+            results[name] = compare(name, given.batch, given.repeats)
+            print(report(name, results[name]), flush=True)
     if given.json:
         given.json.write_text(json.dumps(results, indent=1))
 

@@ -19,15 +19,21 @@ import numpy as np
 import pandas as pd
 
 from flatlens.errors import FlatlensError
+from flatlens.training.config import Config
 
 # Config fields that make a different experiment. Those that vary name a configuration.
 SETTINGS = (
     "model", "model_options", "data", "data_options", "classes", "train_size", "loss",
-    "label_smoothing", "optimizer", "lr", "momentum", "rho", "batch_size", "steps", "dtype",
-    "samples", "evaluate",
+    "label_smoothing", "optimizer", "lr", "momentum", "rho", "penalty", "weight_decay", "augment",
+    "batch_size", "steps", "dtype", "samples", "evaluate",
 )  # fmt: skip
 # Settings that may differ within a family, written as `label` writes them.
-TRAINING = ("lr", "batch size", "optimizer", "momentum", "rho", "label smoothing")
+TRAINING = (
+    "lr", "batch size", "optimizer", "momentum", "rho", "label smoothing", "penalty",
+    "weight decay", "augment",
+)  # fmt: skip
+DEFAULTS = Config()
+NEWER = ("weight_decay",)  # fields that older records lack and whose default is not None
 # A column that a reader of run folders may add: the settings of a run that flatlens does not know,
 # as text ("dropout 0.1"), missing for a run without a config. Configurations are named by it, too.
 OTHER_SETTINGS = "other_settings"
@@ -282,5 +288,14 @@ def median_interpolation(df: pd.DataFrame) -> float | None:
 
 
 def _values(runs: pd.DataFrame, name: str) -> list[Any]:
-    """Return a setting of each run as a hashable value: lists and missing values become text."""
-    return [v if np.isscalar(v) and v == v else str(v) for v in runs[name]]  # nan != nan
+    """Return a setting of each run as a hashable value: lists and missing values become text.
+
+    A run from before a field was added has no value of it; it was trained with the default.
+    """
+    default = getattr(DEFAULTS, name.removeprefix("config."), None) if name in NEWER else None
+    values = [default if default is not None and _missing(v) else v for v in runs[name]]
+    return [v if np.isscalar(v) and v == v else str(v) for v in values]  # nan != nan
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)

@@ -42,8 +42,8 @@ def reproduce(
     Parameters
     ----------
     names
-        The figures to draw: fig1, fig2, g4, g5, g6, g7, h8, h9, all (these eight), or d3 (a longer
-        training).
+        The figures to draw: fig1, fig2, g4, g5, g6, g7, h8, h9, all (these eight), d3 (a longer
+        training), interventions (networks trained to be flatter), or fig3 (vision transformers).
     scale
         The size of the experiment: smoke needs no data and takes a minute or so for each figure,
         desk takes fewer steps, images and seeds than the paper, night takes one night, and paper is
@@ -69,6 +69,7 @@ def reproduce(
     quiet
         Show no progress and print nothing but errors.
     """
+    from flatlens.reproduction import experiments
     from flatlens.reproduction import reproduce as module
     from flatlens.reproduction.timing import listing
 
@@ -80,15 +81,10 @@ def reproduce(
     if show:
         print_table(listing(scale or "desk", workers))
         return 0
-    if "fig3" in names:
-        raise FlatlensError(
-            "Figure 3 is of published models and takes no training: flatlens zoo draws it, "
-            "see flatlens zoo --help."
-        )
     if not names and source is None:
         raise FlatlensError("Name what to reproduce, such as fig1 or all; see --list.")
     check_output_folder(out)
-    result = module.reproduce(
+    result = experiments.reproduce(
         names, out=out, scale=scale, train=train, source=source, workers=workers, engine=engine,
         address=address, progress=show_progress(quiet),
     )  # fmt: skip

@@ -5,7 +5,7 @@ chunk; the graph of its first backward pass is built once and serves all vectors
 are rows: a block is [k, P] with P the number of trainable parameters.
 
 Kernels of attention that know no second derivative are avoided (the math kernel is asked for), and
-those of batch and weight norm that know a wrong one (``_Formulas``).
+those of batch and weight norm that know a wrong one (``RightFormulas``).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Network:
     def outputs(self, inputs: Inputs, call: Callable[..., Any] | None = None) -> Tensor:
         """f as [batch, N], of the model or of ``call`` in its place."""
         own = inputs.map(lambda t: t.clone())  # the model may overwrite what it is given
-        with _Formulas():
+        with RightFormulas():
             return outputs(own, call or self.model, self.output)
 
     def _trial(self, chunk: int | None) -> int:
@@ -108,7 +108,7 @@ class Network:
         return chunk or max(1, WORKING_SET // max(1, 4 * kept[0]))
 
 
-class _Formulas(TorchFunctionMode):
+class RightFormulas(TorchFunctionMode):
     """Formulas in place of kernels whose derivatives are wrong (torch 2.13 on the CPU)."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

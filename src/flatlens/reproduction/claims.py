@@ -33,7 +33,9 @@ import pandas as pd
 from flatlens.analysis import run_table
 from flatlens.analysis.claim_results import Result
 from flatlens.analysis.claim_tests import ClaimTests
+from flatlens.analysis.intervention_claims import TEXTS as INTERVENTIONS
 from flatlens.errors import FlatlensError
+from flatlens.reproduction.figure3_claims import TEXTS as FIGURE3
 
 # The paper's column, and the column with the definition of the authors' code.
 VARIANTS = {"log_volume": "log_volume_top3"}
@@ -59,6 +61,7 @@ TEXTS = {
     "C8": "D (11) correlates negatively with MLS",
     "C9": "relative sharpness correlates weakly or negatively with the generalisation gap",
 }  # fmt: skip
+SAYS = {**TEXTS, **INTERVENTIONS, **FIGURE3}  # with the claims of the other experiments
 # The networks that a claim is about. A claim that is not listed is about all networks.
 ABOUT = {
     "D3": ("vgg", "vgg11"), "D4": ("mlp",), "D5": ("vgg", "vgg11", "mlp"),
@@ -110,7 +113,7 @@ def verdicts(table: pd.DataFrame) -> pd.DataFrame:
         verdict = "not supported" if "not supported" in main_verdicts else verdict
         notes = [note for note in dict.fromkeys(results.loc[results["main"], "note"]) if note]
         rows.append({
-            "claim": claim, "network": network, "says": TEXTS[str(claim)], "verdict": verdict,
+            "claim": claim, "network": network, "says": SAYS[str(claim)], "verdict": verdict,
             "note": "; ".join(notes),
         })  # fmt: skip
     return pd.DataFrame(rows)

@@ -14,7 +14,7 @@ import pandas as pd
 from flatlens.analysis.claim_tests import FEWEST_SEEDS_WITHIN
 from flatlens.errors import FlatlensError
 from flatlens.reproduction.call_log import scale_of
-from flatlens.reproduction.claims import TEXTS, markdown_table, verdicts
+from flatlens.reproduction.claims import SAYS, markdown_table, verdicts
 from flatlens.reproduction.judgement import CLAIMS, read_claims
 from flatlens.reproduction.recipe import COVERED, SCALES
 
@@ -46,7 +46,7 @@ def compare(folders: Sequence[Path]) -> pd.DataFrame:
     scales = sorted(tables, key=_distance)
     cells = {scale: _cells(tables[scale]) for scale in scales}
     pairs = dict.fromkeys(pair for scale in scales for pair in cells[scale])
-    order = sorted(pairs, key=lambda pair: list(TEXTS).index(pair[0]))
+    order = sorted(pairs, key=lambda pair: list(SAYS).index(pair[0]))
     return pd.DataFrame([_line(pair, scales, cells) for pair in order])
 
 

@@ -16,7 +16,7 @@ from flatlens.analysis import run_table
 from flatlens.errors import FlatlensError
 from flatlens.reproduction.claims import (
     AUTHORS,
-    TEXTS,
+    SAYS,
     claims,
     markdown,
     markdown_table,
@@ -75,9 +75,9 @@ def overview(table: pd.DataFrame) -> pd.DataFrame:
     wide = pd.concat(by_figure).pivot_table(
         index="claim", columns="figure", values="verdict", aggfunc=" / ".join, sort=False
     )
-    order = [name for name in TEXTS if name in wide.index]
+    order = [name for name in SAYS if name in wide.index]
     wide = wide.loc[order, list(dict.fromkeys(table["figure"]))].fillna("")
-    wide.insert(0, "says", [TEXTS[name] for name in order])
+    wide.insert(0, "says", [SAYS[name] for name in order])
     return wide.reset_index()
 
 
@@ -130,7 +130,7 @@ def _check_row(row: Mapping[str, Any], where: str) -> None:
                 "flatlens reproduce."
             )
     expected = {field: "text" for field in TEXT_FIELDS if not isinstance(row[field], str)}
-    if row["claim"] not in tuple(TEXTS):  # a tuple: a list has no hash
+    if row["claim"] not in tuple(SAYS):  # a tuple: a list has no hash
         expected["claim"] = "the name of a claim"
     if row["verdict"] not in VERDICTS:
         expected["verdict"] = f"one of {', '.join(VERDICTS)}"

@@ -57,10 +57,11 @@ class Recipe:
         settings = dict(self.scales[scale])
         seeds = settings.pop("seeds")
         followed = settings.pop("followed", seeds)
-        grids: list[dict[str, Any]] = [{"seed": range(followed), **grid} for grid in self.grid]
+        own = settings.pop("grid", self.grid)  # a scale may have fewer configurations
+        grids: list[dict[str, Any]] = [{"seed": range(followed), **grid} for grid in own]
         if followed < seeds:
             rest = {"measure": ["end"], "seed": range(followed, seeds)}
-            grids += [rest | grid for grid in self.grid]
+            grids += [rest | grid for grid in own]
         return self.base | settings, grids
 
     def configs(self, scale: str) -> list[Config]:
@@ -74,10 +75,10 @@ class Recipe:
 
 def recipes() -> dict[str, Recipe]:
     """Return all recipes by name, in the order in which they are worth running."""
-    return {name: _read(name) for name in ORDER}
+    return {name: read_recipe(name) for name in ORDER}
 
 
-def _read(name: str) -> Recipe:
+def read_recipe(name: str) -> Recipe:
     source = resources.files("flatlens.reproduction") / "recipes" / f"{name}.toml"
     content = tomllib.loads(source.read_text(encoding="utf-8"))
     figures = {key: Drawing(key, **table) for key, table in content["figures"].items()}

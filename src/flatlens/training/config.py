@@ -20,7 +20,7 @@ from flatlens.training.schedule import due_steps
 
 __all__ = ["Config", "due_steps", "read_toml"]
 
-RHO = {"sam": 0.05, "asam": 0.5}  # the radii that the two papers recommend
+RHO = {"sam": 0.05, "asam": 0.5, "sam-adamw": 0.05}  # the radii that the two papers recommend
 FREE = ("checkpoint_every", "snapshots")  # fields that do not change the records
 
 
@@ -50,13 +50,22 @@ class Config:
     label_smoothing
         Share of each target that is spread evenly over all classes.
     optimizer
-        sgd (plain), momentum, adam, sam or asam (both on plain SGD).
+        sgd (plain), momentum, adam, adamw, sam or asam (both on plain SGD), sam-adamw (SAM whose
+        gradient AdamW follows).
     lr
         Learning rate.
     momentum
         Momentum of the optimiser momentum; the others ignore it.
     rho
         Radius of sam and asam. By default 0.05 for sam and 0.5 for asam.
+    penalty
+        A term that is added to the training loss: sharpness:0.01 is 0.01 times an estimate of S
+        (Eq. 3) on the batch, sensitivity:0.1 is 0.1 times one of the mean squared norm of df/dx.
+    weight_decay
+        Weight decay: L2 in the gradient, as torch's optimisers add it; decoupled in adamw.
+    augment
+        Change training images at random: flip (left to right), crop (a part of an image that is
+        padded by an eighth of its size), or flip+crop. Measurements see the images as they are.
     batch_size
         Samples in one step; the last batch of an epoch may be smaller.
     steps
@@ -99,6 +108,9 @@ class Config:
     lr: float = 0.1
     momentum: float = 0.9
     rho: float | None = None
+    penalty: str | None = None
+    weight_decay: float = 0.0
+    augment: str | None = None
     batch_size: int = 20
     steps: int = 10_000
     seed: int = 0

@@ -14,7 +14,9 @@ from flatlens.files.reading import parse_json, shown
 from flatlens.training.schedule import MOST_PER_DECADE
 
 LOSSES = ("mean_squared", "half_squared", "cross_entropy")
-OPTIMIZERS = ("sgd", "momentum", "adam", "sam", "asam")
+OPTIMIZERS = ("sgd", "momentum", "adam", "sam", "asam", "adamw", "sam-adamw")
+PENALTIES = ("sharpness", "sensitivity")
+AUGMENTATIONS = ("flip", "crop", "flip+crop")
 DTYPES = ("float32", "float64")
 
 Check = Callable[[str, Any], Any]
@@ -114,6 +116,27 @@ def _quantities(name: str, value: Any) -> str | tuple[str, ...]:
     return names[0] if len(names) == 1 and names[0] in ("default", "all") else tuple(names)
 
 
+def split_penalty(text: str) -> tuple[str, float]:
+    """Split a penalty into its kind and its strength.
+
+    >>> split_penalty("sharpness:0.01")
+    ('sharpness', 0.01)
+    """
+    kind, _, strength = text.partition(":")
+    return kind, float(strength)
+
+
+def _penalty(name: str, value: Any) -> str:
+    """Write a penalty in one spelling, so that equal configs have equal names."""
+    try:
+        kind, strength = split_penalty(str(value))
+    except ValueError:
+        kind, strength = "", math.nan
+    if kind not in PENALTIES or not 0 < strength <= 1e30:
+        _refuse(name, value, "sharpness:STRENGTH or sensitivity:STRENGTH, a strength above 0")
+    return f"{kind}:{strength!r}"
+
+
 def frozen(value: Any) -> Any:
     """Replace lists by tuples, at any depth of lists."""
     return tuple(map(frozen, value)) if isinstance(value, list | tuple) else value
@@ -132,6 +155,7 @@ def _refuse(name: str, value: object, wish: str) -> NoReturn:
 
 # an optimiser multiplies the learning rate, and float32 ends at 3e38
 _POSITIVE = _number("a positive number up to 1e30", lambda v: 0 < v <= 1e30)
+_NOT_NEGATIVE = _number("a number from 0 to 1e30", lambda v: 0 <= v <= 1e30)
 _SHARE = _number("from 0 to below 1", lambda v: 0 <= v < 1)
 
 CHECKS: dict[str, Check] = {
@@ -147,6 +171,9 @@ CHECKS: dict[str, Check] = {
     "lr": _POSITIVE,
     "momentum": _SHARE,
     "rho": _or_none(_POSITIVE),
+    "penalty": _or_none(_penalty),
+    "weight_decay": _NOT_NEGATIVE,
+    "augment": _or_none(_one_of(*AUGMENTATIONS)),
     "batch_size": _integer(least=1),
     "steps": _integer(least=1),
     "seed": _integer(least=0),

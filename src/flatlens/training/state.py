@@ -18,6 +18,7 @@ from flatlens.runs import Run
 from flatlens.training.config import Config
 from flatlens.training.evaluation import make_record
 from flatlens.training.networks import build
+from flatlens.training.penalised_steps import check_augmentation
 from flatlens.training.placement import place, try_one
 from flatlens.training.samples import Part, load_data, make_targets
 from flatlens.training.steps import Step, make_optimizer, make_step
@@ -54,6 +55,7 @@ class TrainingState:
         x, y = place(network, data.x_train, data.y_train, config.device, config.dtype)
         x_test, y_test = place(network, data.x_test, data.y_test, config.device, config.dtype)
         try_one(network, x)
+        check_augmentation(config, x)
         N = _outputs(network, x)
         network.train()
         return cls(

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,14 +15,16 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from flatlens.errors import FlatlensError, first_line
-from flatlens.training.config import Config
+from flatlens.training.config import RHO, Config
+from flatlens.training.penalised_steps import objective
 from flatlens.training.samples import Part
 
 ETA = 0.01  # of ASAM: weights near zero can still move (Kwon et al., 2021)
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-Step = Callable[[Tensor], Tensor]  # indices of a batch -> its loss, after one update
-Objective = Callable[[Tensor], Tensor]  # indices of a batch -> what is minimised
+Step = Callable[[Tensor, int], Tensor]  # indices of a batch, step -> its loss, after one update
+# indices of a batch, step -> its loss, and what is minimised: the loss plus a penalty
+Objective = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 
 
 def loss_function(name: str, smoothing: float = 0.0) -> Loss:
@@ -60,10 +63,13 @@ def make_optimizer(network: nn.Module, config: Config) -> torch.optim.Optimizer:
     parameters = [p for p in network.parameters() if p.requires_grad]
     if not parameters:
         raise FlatlensError(f"The model {config.model} has no parameters to train.")
+    common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "foreach": True}
     if config.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=config.lr, foreach=True)
+        return torch.optim.Adam(parameters, **common)
+    if config.optimizer in ("adamw", "sam-adamw"):
+        return torch.optim.AdamW(parameters, **common)
     momentum = config.momentum if config.optimizer == "momentum" else 0.0
-    return torch.optim.SGD(parameters, lr=config.lr, momentum=momentum, foreach=True)
+    return torch.optim.SGD(parameters, momentum=momentum, **common)
 
 
 def make_step(
@@ -78,14 +84,15 @@ def make_step(
         config: the config.
 
     Returns:
-        A function from the indices of a batch to the loss of the batch before the update.
+        A function from the indices of a batch and the number of the step to the loss of the batch
+        before the update.
     """
-    objective = make_objective(network, part, config)
-    if config.optimizer in ("sam", "asam"):
-        return _sharpness_aware_step(optimizer, objective, config)
+    minimised = make_objective(network, part, config)
+    if config.optimizer in RHO:
+        return _sharpness_aware_step(optimizer, minimised, config)
 
-    def step(index: Tensor) -> Tensor:
-        loss = _gradients(optimizer, objective, index)
+    def step(index: Tensor, number: int) -> Tensor:
+        loss = _gradients(optimizer, minimised, index, number)
         optimizer.step()
         return loss
 
@@ -93,36 +100,37 @@ def make_step(
 
 
 def make_objective(network: nn.Module, part: Part, config: Config) -> Objective:
-    """Return the function that is minimised: the loss of a batch. Penalties are added here."""
+    """Return the function that is minimised: the loss of a batch, plus a penalty if asked for."""
     x, targets = part.x, smoothed_targets(part, config)
-    loss = loss_function(config.loss, config.label_smoothing)
+    value = objective(config, network, loss_function(config.loss, config.label_smoothing))
 
-    def objective(index: Tensor) -> Tensor:
+    def of_batch(index: Tensor, step: int) -> tuple[Tensor, Tensor]:
         with _batch_of_one(len(index), config):
-            f = network(x.index_select(0, index))
-        return loss(f, targets.index_select(0, index))
+            return value(x.index_select(0, index), targets.index_select(0, index), step)
 
-    return objective
+    return of_batch
 
 
-def _gradients(optimizer: torch.optim.Optimizer, objective: Objective, index: Tensor) -> Tensor:
+def _gradients(
+    optimizer: torch.optim.Optimizer, minimised: Objective, index: Tensor, step: int
+) -> Tensor:
     optimizer.zero_grad()
-    loss = objective(index)
-    loss.backward()
+    loss, total = minimised(index, step)
+    total.backward()
     return loss.detach()
 
 
 def _sharpness_aware_step(
-    optimizer: torch.optim.Optimizer, objective: Objective, config: Config
+    optimizer: torch.optim.Optimizer, minimised: Objective, config: Config
 ) -> Step:
     """Return a step that takes its gradient at the worst point nearby (Foret et al., 2021)."""
     parameters = optimizer.param_groups[0]["params"]
 
-    def step(index: Tensor) -> Tensor:
-        loss = _gradients(optimizer, objective, index)
+    def step(index: Tensor, number: int) -> Tensor:
+        loss = _gradients(optimizer, minimised, index, number)
         weights = [p.detach().clone() for p in parameters]
         ascend(parameters, config.radius, adaptive=config.optimizer == "asam")
-        _gradients(optimizer, objective, index)
+        _gradients(optimizer, minimised, index, number)
         with torch.no_grad():
             for p, weight in zip(parameters, weights, strict=True):
                 p.copy_(weight)

@@ -114,7 +114,7 @@ def updates(state: TrainingState, start: int = 0) -> Iterator[tuple[int, Tensor]
     order = batches(len(state.train.x), config.batch_size, config.seed, start, config.device)
     step_once = state.step_function()
     for step, index in zip(range(start + 1, config.steps + 1), order, strict=False):
-        yield step, step_once(index)
+        yield step, step_once(index, step)
 
 
 def _measure(state: TrainingState, run: Run, step: int) -> None:

@@ -1,0 +1,145 @@
+"""`flatlens reproduce interventions`: does flatness cause compression? Trained, drawn, judged.
+
+Networks are trained to be flatter (SAM, ASAM, a penalty of S) or less sensitive (a penalty of
+df/dx), or with weight decay, from the same initial weights as plain SGD. Everything goes to the
+folder `interventions` below `out`:
+
+| file | what |
+|---|---|
+| `runs/RECIPE/...` | one folder for each network; the next call resumes them |
+| `interventions_mlp.pdf`, `.png`, `..._equal_loss.*` | dose-response figures |
+| `claims.md`, `claims.json` | I1 to I5 with intervals over seeds |
+| `records.jsonl.gz` | all records in one file; everything above is redrawn from it |
+| `provenance.json` | commands, versions, machine, wall time, number of networks |
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from flatlens.analysis.intervention_claims import intervention_claims
+from flatlens.errors import FlatlensError
+from flatlens.figures.dose_response import dose_response
+from flatlens.figures.style import save
+from flatlens.reproduction import bookkeeping
+from flatlens.reproduction.archive import read_records, write_records
+from flatlens.reproduction.recipe import Recipe, read_recipe
+from flatlens.reproduction.recipe_records import Frames
+from flatlens.reproduction.reproduce import RECORDS, Reproduction
+from flatlens.runs import read_runs
+from flatlens.training.samples import load_data
+from flatlens.training.sweep import SweepError, sweep
+
+NAME = "interventions"
+RECIPES = ("interventions_mlp", "interventions_vgg")
+FIGURES = {"": "end", "_equal_loss": "equal loss"}
+
+
+def interventions(
+    *,
+    out: Path | str,
+    scale: str = "desk",
+    train: bool = True,
+    source: Path | str | None = None,
+    progress: bool | None = None,
+    **engine: Any,
+) -> Reproduction:
+    """Train the arms that are missing, draw the dose-response figures and judge I1 to I5.
+
+    Args:
+        out: folder in which the folder `interventions` is made.
+        scale: smoke or desk.
+        train: whether to train; otherwise only what is there is drawn.
+        source: a file of records to redraw from, without any training.
+        progress: show a progress bar; by default if a person looks at it.
+        engine: further arguments of `sweep`.
+
+    Returns:
+        The files, the table of claims, and what could not be done.
+
+    Raises:
+        FlatlensError: if there is no such scale, or data or records are missing.
+    """
+    place = Path(out) / NAME
+    recipes = {name: read_recipe(name) for name in RECIPES}
+    began, problems = time.perf_counter(), list[str]()
+    if source is None:
+        for recipe in recipes.values() if train else ():
+            load_data(recipe.configs(scale)[0])  # missing data is refused before any training
+        for recipe in recipes.values() if train else ():
+            try:
+                base, grids = recipe.sweep(scale)
+                sweep(base, grids, out=_runs(place, recipe), progress=progress, **engine)
+            except SweepError as error:
+                problems.append(f"{recipe.name}: {error}")
+        frames = _frames(place, recipes, scale, problems)
+    else:
+        frames = _redrawable(Path(source))
+    if not frames:
+        raise FlatlensError(f"There are no records of {NAME} in {place}; train them first.")
+    frames = {name: _without_nan(df) for name, df in frames.items()}
+    files = _drawn(frames, place, problems)
+    table = pd.concat(
+        [intervention_claims(df).assign(figure=name) for name, df in frames.items()],
+        ignore_index=True,
+    )
+    write_records(frames, place / RECORDS)
+    files += [*bookkeeping.write_claims(table, "Interventions", place), place / RECORDS]
+    if source is None:
+        counts = {name: bookkeeping.run_counts(df) for name, df in frames.items()}
+        seconds = time.perf_counter() - began
+        files.append(bookkeeping.note_call(place, scale, seconds, {"networks": counts}))
+    else:
+        files += bookkeeping.copy_provenance(Path(source), place)
+    return Reproduction(files, table, problems)
+
+
+def _runs(place: Path, recipe: Recipe) -> Path:
+    return place / "runs" / recipe.name
+
+
+def _frames(place: Path, recipes: dict[str, Recipe], scale: str, problems: list[str]) -> Frames:
+    """The records of every recipe that has some at this scale."""
+    frames: Frames = {}
+    for name, recipe in recipes.items():
+        if not any(_runs(place, recipe).glob("*/records.jsonl")):
+            continue
+        df = read_runs(_runs(place, recipe), damaged=problems)
+        df = df[df["run"].isin([config.name for config in recipe.configs(scale)])]
+        if len(df):
+            frames[name] = df.reset_index(drop=True)
+    return frames
+
+
+def _without_nan(df: pd.DataFrame) -> pd.DataFrame:
+    """None where an arm has no radius or no penalty; pandas reads it from a file as nan."""
+    settings = {name: df[name].astype(object) for name in ("rho", "penalty") if name in df}
+    return df.assign(
+        **{name: column.where(column.notna(), None) for name, column in settings.items()}
+    )
+
+
+def _redrawable(source: Path) -> Frames:
+    frames = read_records(source)
+    if unknown := set(frames) - set(RECIPES):
+        raise FlatlensError(
+            f"{source} has records of the recipe {min(unknown)!r}; {NAME} has {', '.join(RECIPES)}."
+        )
+    return frames
+
+
+def _drawn(frames: Frames, place: Path, problems: list[str]) -> list[Path]:
+    """The figures of every recipe; one that cannot be drawn is a problem, not a failure."""
+    place.mkdir(parents=True, exist_ok=True)
+    files: list[Path] = []
+    for name, df in frames.items():
+        for suffix, moment in FIGURES.items():
+            try:
+                files += save(dose_response(df, moment), place / f"{name}{suffix}").values()
+            except FlatlensError as error:
+                problems.append(f"{name}{suffix} is not drawn: {error}")
+    return files

@@ -1,0 +1,137 @@
+"""Figure 3 on trained models: verdicts with known answers, and the whole command at smoke scale."""
+
+import json
+from importlib.util import find_spec
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flatlens import FlatlensError, cli
+from flatlens.figures.figure3 import ESTIMATORS, figure3, require_models
+from flatlens.reproduction.claims import verdicts
+from flatlens.reproduction.figure3_claims import figure3_claims
+from flatlens.reproduction.figure3_recipe import figure3_recipe
+from flatlens.zoo.trained import measure_trained, trained_network
+
+FAMILIES = ("vit", "vit_relpos", "deit", "cait", "xcit", "mobilevit")
+RECIPES = ("learning_rate", "weight_decay", "sam", "augmentation")
+
+
+def made_up(slope: float = 2.0, paper_slope: float = 2.0, noise: float = 0.05) -> pd.DataFrame:
+    """24 trained models on a line, MobileViT above it and to the left, and one published model."""
+    draw = np.random.default_rng(0)
+    lines = []
+    for k, family in enumerate(FAMILIES):
+        for recipe in RECIPES:
+            mobile = family == "mobilevit"
+            a = draw.normal() + (-3 if mobile else 0.3 * k)
+            lines.append({
+                "run": f"{family}-{recipe}", "model": f"timm:{family}", "class": family,
+                "training": recipe, "kind": "trained", "test_accuracy": 60.0,
+                "adaptive_sharpness": np.exp(a),
+                "normalized_mls": np.exp(slope * a + 2 * mobile + noise * draw.normal()),
+                "adaptive_sharpness_paper": np.exp(a + noise * draw.normal()),
+                "normalized_mls_paper": np.exp(paper_slope * a + noise * draw.normal()),
+            })  # fmt: skip
+    star = lines[0] | {"run": "deit", "kind": "published", "training": "-", "model": "deit_tiny"}
+    return pd.DataFrame([*lines, star | {"adaptive_sharpness": 1e9}])
+
+
+def verdict(table: pd.DataFrame, claim: str, network: str) -> str:
+    short = verdicts(table).set_index(["claim", "network"])["verdict"]
+    return str(short[claim, network])
+
+
+def test_v1_is_judged_for_true_numbers_and_for_the_papers_estimators():
+    table = figure3_claims(made_up(slope=-2.0, paper_slope=2.0))
+    assert verdict(table, "V1", "true numbers") == "not supported"
+    assert verdict(table, "V1", "the paper's estimators") == "supported"
+
+
+def test_rank_correlation_between_the_two_estimators_of_each_axis_is_given():
+    table = figure3_claims(made_up(paper_slope=2.0))
+    agreement = table[~table["main"]].set_index("part")["value"]
+    assert agreement["adaptive_sharpness_paper with adaptive_sharpness"] > 0.9
+    assert "normalized_mls_paper with normalized_mls" in agreement
+
+
+def test_v2_names_the_family_off_the_trend():
+    table = figure3_claims(made_up())
+    row = table[(table["claim"] == "V2") & (table["network"] == "true numbers")].iloc[0]
+    assert (row["value"], row["verdict"]) == (1.0, "supported")
+    assert row["note"] == "off the trend: mobilevit"
+
+
+def test_the_published_model_enters_no_number():
+    with_star = figure3_claims(made_up())
+    without = figure3_claims(made_up().iloc[:-1])
+    pd.testing.assert_frame_equal(with_star, without)
+
+
+def test_too_few_models_are_inconclusive():
+    assert set(figure3_claims(made_up().iloc[:2])["verdict"]) == {"inconclusive"}
+
+
+def test_models_below_the_accuracy_are_left_out_and_named():
+    df = made_up()
+    df.loc[3, "test_accuracy"] = 54.0
+    used, reasons = require_models(df, 55.0)
+    assert len(used) == len(df) - 1
+    assert reasons == ["vit-augmentation is left out: its test accuracy 54.0 % is below 55 %"]
+    with pytest.raises(FlatlensError, match="No model comes to"):
+        require_models(df, 99.0)
+
+
+def test_figure_has_a_panel_for_each_estimator():
+    figure = figure3(made_up())
+    titles = [ax.get_title() for ax in figure.axes]
+    assert titles[0].startswith("Eq. 41 and exact MLS: ρ")
+    assert titles[1].startswith("Eqs. 46 and 47: ρ")
+    assert len(titles) == len(ESTIMATORS)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels[-1] == "deit_tiny, ImageNet"
+
+
+def test_recipe_has_24_models_of_six_families_and_four_recipes():
+    recipe = figure3_recipe("desk")
+    assert len({c.name for c in recipe.configs}) == 24
+    assert {m.family for m in recipe.models} == set(FAMILIES)
+    assert {m.recipe for m in recipe.models} == set(RECIPES)
+    assert (recipe.images, recipe.accuracy) == (100, 55.0)
+    with pytest.raises(FlatlensError, match="has no scale night"):
+        figure3_recipe("night")
+
+
+@pytest.mark.skipif(find_spec("timm") is None, reason="needs the extra zoo")
+def test_the_command_at_smoke_scale_and_redrawn_from_its_records(tmp_path, capsys):
+    out = tmp_path / "first"
+    options = ["--scale", "smoke", "--workers", "1"]
+    assert cli.main(["reproduce", "fig3", "--out", str(out), *options]) == 0, (
+        capsys.readouterr().err
+    )
+    folder = out / "fig3"
+    claims = json.loads((folder / "claims.json").read_text())
+    assert {(row["claim"], row["network"]) for row in claims} == {
+        (claim, name) for claim in ("V1", "V2") for name in ESTIMATORS
+    }
+    assert len(list((folder / "measured").glob("*/done"))) == 6
+    again = tmp_path / "again"
+    source = str(folder / "records.jsonl.gz")
+    assert cli.main(["reproduce", "--from", source, "--out", str(again)]) == 0
+    for name in ("claims.json", "claims.md", "records.jsonl.gz", "provenance.json", "fig3.pdf"):
+        assert (again / "fig3" / name).read_bytes() == (folder / name).read_bytes()
+
+    run = next((folder / "runs").glob("vit_tiny*"))
+    config, network = trained_network(run)
+    assert config.model == "timm:vit_tiny_patch16_224"
+    assert not network.training
+    measured = folder / "measured" / run.name
+    before = (measured / "records.jsonl").read_bytes()
+    measure_trained(run, measured, 2, paper=True)  # done: nothing is measured again
+    assert (measured / "records.jsonl").read_bytes() == before
+
+
+def test_a_folder_that_is_no_training_is_refused(tmp_path):
+    with pytest.raises(FlatlensError, match=r"has no checkpoint\.safetensors"):
+        trained_network(tmp_path)
