@@ -48,7 +48,7 @@ html_copy_source = False
 # Every cell runs at every build; a cell that raises fails the build, and so does a warning (-W).
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 180
+nb_execution_timeout = 600
 nb_execution_in_temp = True
 nb_merge_streams = True
 nb_mime_priority_overrides = [("html", "text/html", 5)]
