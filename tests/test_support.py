@@ -12,7 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 import flatlens as fl
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own: old APIs, FSDP on a processor
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),
+]  # torch's own: old APIs, FSDP on a processor
 
 
 def network() -> nn.Sequential:

@@ -16,6 +16,8 @@ from flatlens.capture import recorder as capture
 from flatlens.passes import exact as passes
 from flatlens.passes import products
 
+pytestmark = pytest.mark.slow
+
 CHECKS = [
     test_zoo.test_input,
     test_zoo.test_layer_numbers,

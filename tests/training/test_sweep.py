@@ -21,6 +21,8 @@ from flatlens.training.config import Config
 from flatlens.training.sweep import SweepError, cells, read_sweep, run_cell, sweep
 from flatlens.training.train import train
 
+pytestmark = pytest.mark.slow
+
 SOURCE = Path(__file__).parents[2] / "src"
 KILLS = int(os.environ.get("FLATLENS_KILLS", "20")) // 5  # the other four fifths: test_train
 BASE = Config(

@@ -24,6 +24,8 @@ from flatlens.training.sweep import Engine, Outcome  # noqa: E402
 from flatlens.zoo import zoo as zoos  # noqa: E402
 from flatlens.zoo.zoo import Zoo, kept, zoo  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def pictures(folder, names):
     folder.mkdir()
