@@ -22,6 +22,7 @@ sys.path[:0] = [str(ROOT / "src"), str(HERE)]
 # The cells run in a process of their own, which has to find the package and the records.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two pages are built at a time
 os.environ["FLATLENS_DOCS"] = str(HERE)
 
 project = "flatlens"

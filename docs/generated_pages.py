@@ -97,7 +97,8 @@ def module_section(module: str, sentence: str) -> list[str]:
     lines = [f"## {module}", "", sentence, ""]
     for name in names:
         value = getattr(loaded, name)
-        if not inspect.ismodule(value):
+        shown_above = getattr(fl, name, None) is value
+        if not inspect.ismodule(value) and not shown_above:
             lines += directive(f"{module}.{name}", value)
     return lines
 
