@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from docutils import nodes
+from docutils.utils.math import latex2mathml
 from myst_nb.core.read import read_myst_markdown_notebook
 from myst_parser.config.main import MdParserConfig
 
@@ -45,6 +47,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
+html_math_renderer = "mathml"  # browsers draw MathML themselves; MathJax would need the network
 
 # Every cell runs at every build; a cell that raises fails the build, and so does a warning (-W).
 nb_execution_mode = "force"
@@ -76,6 +79,11 @@ def plain_markup(app: Any, what: str, name: str, obj: Any, options: Any, lines: 
     `name` becomes literal, bars and stars lose their meaning, and an indented formula after a
     blank line becomes a literal block.
     """
+    if lines and what in (
+        "property",
+        "attribute",
+    ):  # napoleon would take words before a colon for a type
+        lines[0] = lines[0].replace(": ", " – ", 1)
     for i, line in enumerate(lines):
         if not line.lstrip().startswith((">>>", "...")):
             pieces = re.split(r"(``[^`]*``)", BACKTICKS.sub(r"``\1``", line))
@@ -86,6 +94,14 @@ def plain_markup(app: Any, what: str, name: str, obj: Any, options: Any, lines: 
         text = lines[i - 2]
         if begins and text and not text.startswith(" ") and not text.endswith((":", "::")):
             lines[i - 1 : i - 1] = ["", "::"]
+
+
+def write_mathml(translator: Any, node: Any) -> None:
+    """Write a formula as MathML."""
+    block = node.tagname == "math_block"
+    formula = latex2mathml.tex2mathml(node.astext(), as_block=block)
+    translator.body.append(f'<div class="math">{formula}</div>' if block else formula)
+    raise nodes.SkipNode
 
 
 def write_notebooks() -> None:
@@ -110,4 +126,5 @@ def setup(app: Any) -> None:
 
     write_notebooks()
     generated_pages.write(HERE)
+    app.add_html_math_renderer("mathml", (write_mathml, None), (write_mathml, None))
     app.connect("autodoc-process-docstring", plain_markup, priority=100)
