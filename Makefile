@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := $(shell find src -type f -not -name '*.pyc')
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-fast lint docs dist clean
 
 demo: $(VENV)/.demo
 	$(BIN)/flatlens demo
@@ -15,13 +15,29 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
+# The tests for daily work: all but those marked slow, below two minutes on two idle cores.
+test-fast: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+
+# The site, in docs/_build/html. Runs every code cell; a warning or a failing cell fails the build.
+docs: $(VENV)/.docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -j 2 -b html docs docs/_build/html
+
+# A wheel and an sdist in dist/; the wheel is installed into an environment of its own and measures.
+dist: $(VENV)/.dev
+	rm -rf dist build/dist-check
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv build/dist-check
+	build/dist-check/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	cd build && dist-check/bin/flatlens measure mlp --data synthetic:gaussians --json > dist-check/measured.json
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) flatlens-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) flatlens-demo docs/_build docs/_notebooks dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # A stamp file says what the environment holds, so that a second call installs nothing. The demo
 # takes the package as a user gets it, tests and lint take the tree itself: one replaces the other.
@@ -30,7 +46,7 @@ $(BIN)/python:
 
 $(VENV)/.demo: pyproject.toml constraints.txt $(SOURCES) | $(BIN)/python
 	$(PIP) .
-	rm -f $(VENV)/.test $(VENV)/.dev
+	rm -f $(VENV)/.test $(VENV)/.dev $(VENV)/.docs
 	touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
@@ -42,3 +58,8 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'
 	rm -f $(VENV)/.demo
 	touch $(VENV)/.test $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[docs]'
+	rm -f $(VENV)/.demo
+	touch $@

@@ -22,6 +22,8 @@ import sides  # noqa: E402
 import tables  # noqa: E402
 from cells import Cell  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 # what a side needs; the others need torch alone
 LIBRARIES = {
     "backpack_ggn": "backpack",

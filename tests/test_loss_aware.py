@@ -162,6 +162,7 @@ def test_losses_without_targets_in_their_hessian_need_none():
 # -- inequalities --------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", range(len(FAMILIES)), ids=lambda k: FAMILIES[k].__name__)
 def test_theorems_hold_for_every_loss(family):
     """Some three hundred random networks; losses take turns."""
@@ -261,6 +262,7 @@ def trained(smoothing: float, steps: int) -> tuple[float, float]:
     return m["gauss_newton_trace"], m["loss"] - float(least)
 
 
+@pytest.mark.slow
 def test_smoothed_cross_entropy_does_not_become_flat_at_its_optimum():
     """p = the smoothed targets there, so that diag(p) - p p^T stays; without smoothing it goes."""
     smoothed, above = trained(0.1, 2000)

@@ -9,6 +9,7 @@ import tomllib
 from importlib import import_module
 from pathlib import Path
 
+import house
 import pytest
 
 import flatlens as fl
@@ -32,6 +33,7 @@ ORDER = (
     "reproduction",
     "report",
     "cli",
+    "experiments",  # the old home of the data: a warning and nothing else
 )
 PIN = re.compile(r"([A-Za-z0-9][\w.-]*)==(\d[\w.]*)")
 
@@ -95,8 +97,55 @@ def test_the_check_of_imports_can_fail(tmp_path):
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
 def test_package_never_imports_its_oracles(file):
-    found = re.findall(r"^\s*(?:from|import)\s+(?:tests|oracles|zoo)\b", file.read_text(), re.M)
-    assert not found
+    names = re.findall(
+        r"^\s*(?:from|import)\s+(?:tests|oracles|traps|house)\b", file.read_text(), re.M
+    )
+    assert not names
+
+
+@pytest.mark.parametrize("rule", house.RULES)
+def test_the_house_keeps_its_promises(rule):
+    broken = house.RULES[rule](PACKAGE)
+    exceptions = set(tomllib.loads(house.EXCEPTIONS.read_text())[rule])
+    assert not broken - exceptions, f"these break the rule {rule} of tests/house.py"
+    assert not exceptions - broken, "no longer needed: take it out of tests/house_exceptions.toml"
+
+
+BROKEN_HOUSE = {
+    "long_files": {"a.py": "x = 1\n" * 451},
+    "long_functions": {"a.py": "def f():\n" + "    x = 1\n" * 60},
+    "wide_classes": {
+        "a.py": "class A:\n    def __init__(self):\n"
+        + "".join(f"        self.x{i} = 0\n" for i in range(16))
+    },
+    "late_attributes": {"a.py": "class A:\n    def f(self):\n        self.x, self.y = 1, 2\n"},
+    "import_cycles": {
+        "a.py": "def f():\n    from house_of_cards.b import g\n",
+        "b.py": "from house_of_cards import c\n",
+        "c.py": "from house_of_cards.a import f\n",
+    },
+}
+
+
+@pytest.mark.parametrize("rule", house.RULES)
+def test_each_promise_can_be_broken(rule, tmp_path):
+    package = tmp_path / "house_of_cards"
+    package.mkdir()
+    for name, text in BROKEN_HOUSE[rule].items():
+        (package / name).write_text(text)
+    assert {name for name in house.RULES if house.RULES[name](package)} == {rule}
+
+
+def test_what_the_house_allows(tmp_path):
+    package = tmp_path / "house_of_cards"
+    package.mkdir()
+    (package / "a.py").write_text(
+        "class A:\n    y: int = 0\n    def __init__(self):\n        self.x = 1\n"
+        "    def f(self):\n        self.x += 1\n        self.y = 2\n"
+        "class B(A):\n    def g(self):\n        self.x = 3\n"
+        "def h():\n    '''words" + "\n" * 70 + "'''\n"
+    )
+    assert not any(rule(package) for rule in house.RULES.values())
 
 
 def pins() -> dict[str, str]:

@@ -11,6 +11,8 @@ import pytest
 
 from flatlens import cli
 
+pytestmark = pytest.mark.slow
+
 README = (Path(__file__).parent.parent / "README.md").read_text()
 BLOCK = re.compile(r"```python\n(.*?)```\n```text\n(.*?)```", re.S)
 COMMAND = re.compile(r"```sh\nflatlens (.*?)\n```\n```text\n(.*?)```", re.S)

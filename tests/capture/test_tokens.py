@@ -48,6 +48,7 @@ def outputs(model, i: int, output, **inputs) -> torch.Tensor:
     return (output(result) if callable(output) else result[output]).flatten()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [gpt2, llama, bert])
 def test_a_language_model_from_its_config(build):
     model, output = build()
@@ -79,6 +80,7 @@ def test_gpt2_layers_are_measured_although_they_are_no_linear_modules():
     assert "transformer.h.0.attn.c_attn" in {q.name for q in m.probe.layers}
 
 
+@pytest.mark.slow
 def test_per_position_outputs():
     model, _ = llama()
     m = fl.measure(model, {"input_ids": IDS[:2]}, output="logits", method="sketch", directions=4)

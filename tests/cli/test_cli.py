@@ -99,6 +99,7 @@ def test_help_shows_an_example(command, capsys):
 # --- demo
 
 
+@pytest.mark.slow
 def test_demo_prints_both_runs_and_saves_the_figure(capsys, folder):
     assert cli.main(["demo", "--steps", "60", "--out", "figures"]) == 0
     told = capsys.readouterr().out
@@ -109,6 +110,7 @@ def test_demo_prints_both_runs_and_saves_the_figure(capsys, folder):
     assert sorted(path.name for path in (folder / "figures").iterdir()) == ["demo.pdf", "demo.png"]
 
 
+@pytest.mark.slow
 def test_demo_json_is_one_object_and_repeats_bit_for_bit(capsys):
     told = []
     for _ in range(2):

@@ -97,6 +97,7 @@ NOTHING_TRAINED = {"frozen_everything"}
 ORACLE_FAILS = {"embedding_with_sparse_gradients"}  # torch cannot view sparse gradients
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", sorted(ZOO))
 def test_trace_of_each_parameters_block_is_that_of_the_full_hessian(name):
@@ -272,6 +273,7 @@ def assert_honest(estimates, exact):
     assert spread == pytest.approx(values.std(ddof=1), rel=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("directions", [15, 60])
 def test_trace_intervals_cover_and_the_estimate_is_unbiased(directions):
     case, y = tanh_net()
@@ -288,6 +290,7 @@ def test_trace_intervals_cover_and_the_estimate_is_unbiased(directions):
         assert found[0].per_layer_se[name] > 0
 
 
+@pytest.mark.slow
 def test_adaptive_intervals_cover_and_the_estimate_is_unbiased():
     case, y = tanh_net()
     H, _, theta = full_hessian(case, y)
@@ -298,6 +301,7 @@ def test_adaptive_intervals_cover_and_the_estimate_is_unbiased():
     assert_honest(found, float((H.diagonal() * theta**2).sum()))
 
 
+@pytest.mark.slow
 def test_sampled_intervals_cover_the_value_of_many_more():
     case, y = tanh_net()
     found = [
@@ -308,6 +312,7 @@ def test_sampled_intervals_cover_the_value_of_many_more():
     assert_honest(found, more.value)
 
 
+@pytest.mark.slow
 def test_the_sketch_beats_plain_hutchinson_at_equal_cost():
     case, y = tanh_net()
     H = full_hessian(case, y)[0]
@@ -394,6 +399,7 @@ def test_eqs_40_and_41_differ_on_a_gelu_network_with_sigmoid_outputs():
     assert abs(e.residual) > 0.1 * abs(e.value)
 
 
+@pytest.mark.slow
 def test_sampled_sharpness_tends_to_eq_40_as_rho_falls():
     case, y = tanh_net()
     limit = adaptive_sharpness_hessian(case.model, case.x, y, directions=ALL).value
@@ -539,6 +545,7 @@ def test_relative_flatness_takes_no_other_layer_for_a_frozen_last_one():
         relative_flatness(case.model, case.x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", ["0", "2.weight"])
 def test_relative_flatness_of_an_inner_layer(layer):
     case, y = tanh_net()
@@ -737,6 +744,7 @@ WEIGHT_NORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.nn.utils.weight_norm. is deprecated")
 @pytest.mark.parametrize("name", WEIGHT_NORMS)
 def test_a_weight_normed_network_has_the_hessian_of_differences(name):

@@ -14,6 +14,8 @@ from traps import Net
 import flatlens as fl
 from flatlens.perturb import hessian_trace, lambda_max, relative_flatness
 
+pytestmark = pytest.mark.slow
+
 RTOL = 1e-9
 ALL = 10**6
 

@@ -208,6 +208,7 @@ def test_two_downloads_of_one_file_do_not_mix(server, path):
     assert server.log == []
 
 
+@pytest.mark.slow
 def test_interrupted_by_the_user(server, path):
     """A real process, a real Ctrl-C, then the same again."""
     code = f"""

@@ -347,6 +347,7 @@ def test_correlations_of_a_quantity_that_is_never_finite(networks):
 # ------------------------------------------------------------------ saving
 
 
+@pytest.mark.slow
 def test_saving_writes_pdf_and_png(df, tmp_path):
     paths = save(trends(df), tmp_path / "new" / "fig.1")
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["fig.1.pdf", "fig.1.png"]
@@ -354,12 +355,14 @@ def test_saving_writes_pdf_and_png(df, tmp_path):
     assert paths["pdf"].read_bytes().startswith(b"%PDF")
 
 
+@pytest.mark.slow
 def test_the_same_records_give_the_same_bytes(df, tmp_path):
     first, second = (save(trends(df), tmp_path / name) for name in "ab")
     for kind in ("pdf", "png"):
         assert first[kind].read_bytes() == second[kind].read_bytes()
 
 
+@pytest.mark.slow
 def test_a_figure_that_fails_leaves_the_old_file(df, tmp_path, monkeypatch):
     figure = trends(df)
     paths = save(figure, tmp_path / "f")

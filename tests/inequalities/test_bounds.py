@@ -124,6 +124,7 @@ def over(seeds: range, check) -> str:
     return "\n".join(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, NETWORKS, CHUNK))
 def test_random_networks(start):
     seeds = range(start, min(start + CHUNK, NETWORKS))
@@ -131,6 +132,7 @@ def test_random_networks(start):
     assert not found, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, 20 * len(FAMILIES), CHUNK))
 def test_random_networks_in_float32(start):
     found = over(range(start, start + CHUNK), lambda case, family: broken(case.float32()))
@@ -162,6 +164,7 @@ def test_a_seed_is_a_network():
             assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 def test_random_networks_earn_every_verdict():
     """No row is a theorem, or an observation, for want of networks."""
     seen = {name: set() for name in NAMES}
@@ -198,6 +201,7 @@ def test_zoo(name):
     assert not found, "\n".join(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain_mlp", "lenet", "zero_sample", "tied_linear_linear"])
 @pytest.mark.parametrize("chunk", [1, 2])
 def test_chunks_change_no_bound(name, chunk):
@@ -209,6 +213,7 @@ def test_chunks_change_no_bound(name, chunk):
         np.testing.assert_allclose((b.lhs, b.rhs), (whole.lhs, whole.rhs), rtol=1e-9, atol=1e-15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(ZOO) - SECOND_DERIVATIVES))
 def test_the_oracle_agrees_with_itself(name):
     """B = J C and ∂f/∂W = Σ_p J_p u_pᵀ, whatever the layer."""
@@ -337,6 +342,7 @@ def trained_conv_net(weight_norm: str = "operator") -> fl.Measurement:
     return fl.measure(net, x[:40], y[:40], weight_norm=weight_norm)
 
 
+@pytest.mark.slow
 def test_eq5_of_a_trained_conv_net():
     m, kernel = trained_conv_net(), trained_conv_net("kernel")
     assert m["accuracy"] > 95
@@ -844,6 +850,7 @@ def test_what_is_known_of_a_weight_with_several_uses(name):
 # -- the checks themselves can fail --------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "condition", ["why_not_dense", "why_not_leaf", "why_bypassed", "why_read_beside"]
 )
@@ -862,6 +869,7 @@ def test_a_forgotten_condition_is_caught(monkeypatch, condition):
     assert any(broken(random_network(seed)) for seed in range(5 * len(FAMILIES)))
 
 
+@pytest.mark.slow
 def test_a_side_that_is_off_is_caught():
     case = random_network(13)
     want = oracle_bounds(case.model, case.x)["eq12"]

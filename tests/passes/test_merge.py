@@ -246,6 +246,7 @@ def ranks(tmp_path_factory):
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_two_processes_get_the_whole_answer(ranks, name):
     model, x, y = network()
@@ -268,12 +269,14 @@ def test_two_processes_get_the_whole_answer(ranks, name):
         assert [row["verdict"] for row in bounds] == [row.verdict for row in whole.bounds]
 
 
+@pytest.mark.slow
 def test_both_processes_get_the_same(ranks):
     left, right = ranks
     for name in OPTIONS:
         assert left[name][0] == right[name][0]
 
 
+@pytest.mark.slow
 def test_what_wraps_a_model_for_several_processes_changes_nothing(ranks):
     for found in ranks:
         assert found["wrapped"] == found["auto"][0]

@@ -17,6 +17,8 @@ from flatlens.capture.recording import Recording
 from flatlens.passes import arrangement, independence, layer_columns, run
 from flatlens.passes.positions import Positions
 
+pytestmark = pytest.mark.slow
+
 CHECKS = [
     test_zoo.test_input,
     test_zoo.test_layer_numbers,

@@ -13,6 +13,8 @@ from torch import nn
 
 import flatlens as fl
 
+pytestmark = pytest.mark.slow
+
 RTOL = 1e-10
 
 

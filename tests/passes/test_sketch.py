@@ -215,6 +215,7 @@ def many(name: str) -> dict:
     return {key: (want, *np.array([f[key] for f in found]).T) for key, want in exact.items()}
 
 
+@pytest.mark.slow
 @every_case
 def test_estimates_lie_within_a_few_errors(name):
     """Two directions: the quantile of one degree of freedom that fails once in 10,000 times."""
@@ -299,6 +300,7 @@ def equality():
     return made(model, 1, 40)
 
 
+@pytest.mark.slow
 def test_intervals_cover_as_often_as_they_say():
     """400 repeats, 95 % Student intervals, a binomial test at 1 %."""
     quantile = t.ppf(0.975, DIRECTIONS - 1)
@@ -314,6 +316,7 @@ def test_intervals_cover_as_often_as_they_say():
             assert binomtest(hits, len(value), 0.95).pvalue > 0.01, (key, hits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REPEATS)
 def test_unbiased(name):
     """The mean over seeds is the exact value within four of its own errors."""
@@ -325,6 +328,7 @@ def test_unbiased(name):
         assert abs(value.mean() - want) <= 4 * error + room + EXACTLY * want, key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REPEATS)
 def test_errors_are_the_spread_over_seeds(name):
     for key, (want, value, error) in many(name).items():
@@ -332,6 +336,7 @@ def test_errors_are_the_spread_over_seeds(name):
             assert np.sqrt(np.mean(error**2)) == pytest.approx(value.std(), rel=0.3), key
 
 
+@pytest.mark.slow
 def test_error_falls_with_the_root_of_the_directions():
     case = NETWORKS["wide"]()
     few, lots = (
@@ -345,6 +350,7 @@ def test_error_falls_with_the_root_of_the_directions():
         assert 2 < ratio < 32, name  # √64 = 8, from eight directions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REPEATS)
 def test_local_dimension_of_layers_converges(name):
     """From a few directions each, without an error of its own."""
@@ -407,6 +413,7 @@ def test_directions_end_where_the_exact_pass_would(monkeypatch):
     assert p.notes == ["rtol=0.001 was not met within 600 directions"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["plain_mlp", "residual", "conv_called_twice", "attention_self_fused"]
 )
@@ -620,6 +627,7 @@ def test_unconverged_is_flagged_and_noted(monkeypatch):
     assert m.probe.notes == []
 
 
+@pytest.mark.slow
 @every_case
 def test_verdicts_are_those_of_the_exact_pass_and_no_theorem_fails(name):
     exact, p = both(name)

@@ -153,6 +153,7 @@ LARGE = {  # too large to be decomposed: an iteration, and its upper end
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
 def test_norms_by_iteration(name):
     build, shape = LARGE[name]
@@ -208,12 +209,14 @@ def test_samples_that_make_different_calls_are_refused_or_right(name):
             close(got.grad, want.grad, want.name)
 
 
+@pytest.mark.slow
 @every_case
 def test_chunks_change_nothing(name):
     for chunk in (1, 2):
         same_numbers(name, chunk)
 
 
+@pytest.mark.slow
 @every_case
 def test_products_in_batches_change_nothing(name, monkeypatch):
     monkeypatch.setattr(tuning, "MANY_PRODUCTS", 1)
@@ -238,6 +241,7 @@ class Peeks(nn.Module):
         return Peeking.apply(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peeks", [False, True])
 def test_many_outputs_of_few_samples_go_in_batches_where_that_can_be(peeks, monkeypatch):
     batched, calls = [], torch.autograd.grad
@@ -396,6 +400,7 @@ def test_weight_norm_selects(name, choice):
 # -- sharpness alone -----------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_case
 @pytest.mark.parametrize("at_once", [1, 10])
 def test_sharpness_alone(name, at_once, monkeypatch):
@@ -410,6 +415,7 @@ def test_sharpness_alone(name, at_once, monkeypatch):
     close(m["sharpness"], t.metrics()["sharpness"], "sharpness")
 
 
+@pytest.mark.slow
 @every_case
 def test_without_adaptive_sharpness(name):
     """All else is as in the whole pass; what needs it is said to be missing."""

@@ -237,6 +237,7 @@ def test_claims_of_a_folder_of_runs_are_tested(plain):
     assert "correlation needs 8 runs" not in text  # there are nine
 
 
+@pytest.mark.slow
 def test_plotly_knows_every_property(plain, zoo_report):
     import plotly.graph_objects as go
 
@@ -273,6 +274,7 @@ def test_texts_of_users_are_shown_and_never_run(plain):
     assert f"a {EVIL}" in found.text
 
 
+@pytest.mark.slow
 def test_the_same_records_give_the_same_bytes(plain, monkeypatch, tmp_path):
     monkeypatch.setattr(build, "static_figures", lambda *_: {})
     again = report(plain.parent / "runs", tmp_path / "again.html")
@@ -354,6 +356,7 @@ def trained(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_last_checkpoint_is_measured_as_the_run_was(trained):
     before = {p: p.read_bytes() for p in sorted(trained.rglob("*")) if p.is_file()}
     m = measure_run(trained / "run")
@@ -363,6 +366,7 @@ def test_the_last_checkpoint_is_measured_as_the_run_was(trained):
     assert {p: p.read_bytes() for p in sorted(trained.rglob("*")) if p.is_file()} == before
 
 
+@pytest.mark.slow
 def test_the_layers_of_a_checkpoint(trained, tmp_path):
     assert cli.main(["report", str(trained), "-o", str(tmp_path / "r.html"), "--measure"]) == 0
     found = plots(tmp_path / "r.html")
@@ -600,6 +604,7 @@ def shown(browser, caption):
     return browser.execute_script(script, caption)
 
 
+@pytest.mark.slow
 def test_it_opens_without_a_message_and_its_legend_works(browser, plain):
     from selenium.webdriver import ActionChains
     from selenium.webdriver.common.by import By
@@ -632,6 +637,7 @@ def test_it_opens_without_a_message_and_its_legend_works(browser, plain):
     assert browser.get_log("browser") == []
 
 
+@pytest.mark.slow
 def test_axes_of_the_scatter_are_chosen_by_keyboard(browser, plain):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.select import Select
@@ -648,6 +654,7 @@ def test_axes_of_the_scatter_are_chosen_by_keyboard(browser, plain):
     assert browser.get_log("browser") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_it_fits_its_screen_and_colours(browser, plain, tmp_path, width, scheme):
@@ -666,6 +673,7 @@ def test_it_fits_its_screen_and_colours(browser, plain, tmp_path, width, scheme)
     assert browser.get_log("browser") == []
 
 
+@pytest.mark.slow
 def test_a_change_of_the_scheme_recolours_the_plots(browser, plain):
     from selenium.webdriver.support.wait import WebDriverWait
 
@@ -677,6 +685,7 @@ def test_a_change_of_the_scheme_recolours_the_plots(browser, plain):
     WebDriverWait(browser, 30).until(lambda b: b.execute_script(script) != light)
 
 
+@pytest.mark.slow
 def test_hostile_names_do_nothing_in_a_browser(browser, zoo_report):
     opened(browser, zoo_report)
     assert browser.title == "flatlens report: zoo"
@@ -684,6 +693,7 @@ def test_hostile_names_do_nothing_in_a_browser(browser, zoo_report):
     assert browser.get_log("browser") == []
 
 
+@pytest.mark.slow
 def test_the_page_s_policy_stops_what_is_not_its_own(browser, tmp_path, plain):
     """A negative control: without escaping, the policy alone would still hold."""
     broken = tmp_path / "broken.html"

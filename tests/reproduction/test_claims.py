@@ -115,6 +115,7 @@ def pairs(draw, n, shared, apart, within):
     return np.stack([(x + means).ravel(), (y + means).ravel()]), truth
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apart", [1, 2])
 @pytest.mark.parametrize(("n", "shared"), [(8, 0.75), (4, 0.75), (8, 0), (4, 0)])
 def test_intervals_of_pooled_correlations_hold_the_truth(n, shared, apart):
@@ -128,6 +129,7 @@ def test_intervals_of_pooled_correlations_hold_the_truth(n, shared, apart):
     assert 0.9 <= covered / repeats <= 0.98
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("within", [0, 0.6])
 def test_intervals_within_configurations_hold_the_truth(within):
     draw, repeats, covered = np.random.default_rng(1), 300, 0

@@ -29,6 +29,8 @@ from flatlens.training.authors import EPSILON, bound_authors, d_authors, split
 from flatlens.training.config import due_steps
 from flatlens.training.sweep import SweepError
 
+pytestmark = pytest.mark.slow
+
 FIGURES = {
     "mlp": ["h8", "h9", "g4", "g6"],
     "lenet": ["g7"],

@@ -631,6 +631,7 @@ def test_read_runs_is_one_tidy_table(tmp_path):
     assert list(table.groupby("widths").loss.sum()) == [1.25]
 
 
+@pytest.mark.slow
 def test_read_runs_while_they_are_written(tmp_path):
     with Run.open(tmp_path / "a") as run:
         assert list(read_runs(tmp_path)) == ["run", "step"]
@@ -766,6 +767,7 @@ KILLED = """
 """
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert script(KILLED, str(whole), str(broken), "30") == "60\n"
@@ -824,6 +826,7 @@ def namespaces(tmp_path):
     return [tool, "-rm", "sh", "-c"]
 
 
+@pytest.mark.slow
 def test_a_full_disk(tmp_path):
     mount = f'mount -t tmpfs -o size=64k tmpfs {tmp_path} && exec "$@"'
     script(FULL, str(tmp_path / "a"), "No space left", before=[*namespaces(tmp_path), mount, "sh"])

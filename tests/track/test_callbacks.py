@@ -16,7 +16,10 @@ from flatlens.track import Tracker, every
 
 make_torchvision_importable()
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # frameworks warn of much that is not ours
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),
+]  # frameworks warn of much that is not ours
 
 x = torch.randn(24, 6, generator=torch.Generator().manual_seed(1))
 y = torch.randint(3, (24,), generator=torch.Generator().manual_seed(2))

@@ -14,6 +14,8 @@ import flatlens as fl
 from flatlens.track import Tracker, every
 from flatlens.track.sinks import CSV, MLflow, TensorBoard, WandB, base
 
+pytestmark = pytest.mark.slow
+
 RECORDS = [
     {"step": 0, "sharpness": 0.1 + 0.2, "log_volume": -math.inf, "eq12.lhs": 5e-324},
     {"step": 200, "sharpness": 1 / 3, "log_volume": math.nan, "eq12.lhs": 1e300},

@@ -145,6 +145,7 @@ class Outlets:
         return Tracker(model, loader, when=every(3), run=self.folder / "a", sinks=sinks)
 
 
+@pytest.mark.slow
 def test_training_is_bit_identical_with_all_outlets(tmp_path):
     assert identical(trained(Outlets(tmp_path)), trained())
 
@@ -159,6 +160,7 @@ for track in (t.called, t.attached, t.Outlets(sys.argv[1])):
 """
 
 
+@pytest.mark.slow
 def test_training_is_bit_identical_without_the_checks_of_types(tmp_path):
     here = Path(__file__).parent
     path = os.pathsep.join([str(here), str(Path(fl.__file__).parents[1])])
@@ -622,6 +624,7 @@ def clock(monkeypatch):
     return clock
 
 
+@pytest.mark.slow
 def test_measuring_stays_within_its_share_of_the_time(clock, tmp_path):
     tracker = Tracker(network(), x, when=every(2), run=tmp_path / "a", max_overhead=0.1)
     measured = 0
@@ -751,6 +754,7 @@ def test_without_a_limit_every_due_step_is_measured(clock):
     assert "samples" not in tracker.records[0]
 
 
+@pytest.mark.slow
 def test_nothing_warns():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

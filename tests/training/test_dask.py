@@ -17,6 +17,8 @@ from flatlens.training import sweep as sweeps
 from flatlens.training.sweep import SweepError, sweep
 from flatlens.training.train import train
 
+pytestmark = pytest.mark.slow
+
 distributed = pytest.importorskip("distributed")
 
 HERE = Path(__file__).parent

@@ -25,6 +25,8 @@ from flatlens.training.train import train
 from flatlens.workers import Engine, Outcome, local
 from flatlens.workers.outcome import marked
 
+pytestmark = pytest.mark.slow
+
 SOURCE = Path(__file__).parents[2] / "src"
 KILLS = int(os.environ.get("FLATLENS_KILLS", "20")) // 5  # the other four fifths: test_train
 BASE = Config(

@@ -291,6 +291,7 @@ def test_quantities_can_be_chosen(tmp_path):
     assert "sharpness" not in records
 
 
+@pytest.mark.slow
 def test_measuring_and_checkpoints_change_nothing(tmp_path):
     train(replace(NOISY, measure="end"), tmp_path / "a")
     train(replace(NOISY, measure="every:3", checkpoint_every=2), tmp_path / "b")
@@ -362,6 +363,7 @@ def test_a_torn_line_is_computed_again(tmp_path, unbroken):
     assert_same(tmp_path / "run", unbroken)
 
 
+@pytest.mark.slow
 def test_control_c_finishes_the_step_and_keeps_it(tmp_path, monkeypatch, unbroken):
     real = TrainingState.record
 
@@ -400,6 +402,7 @@ def slow_enough(folder: Path) -> None:
     train(replace(NOISY, steps=100, measure="every:5", checkpoint_every=7), folder)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_it_ends_with_the_same_records(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     context = multiprocessing.get_context("forkserver")  # imports torch once, not at every start
@@ -532,6 +535,7 @@ def test_a_trillion_steps_start_at_once(tmp_path, monkeypatch):
 WORDS = "--model-options.widths [64,12,10] --steps 60 --train-size 130 --samples 10 --measure 20"
 
 
+@pytest.mark.slow
 def test_the_command_is_the_function(tmp_path, capsys):
     train(SMALL, tmp_path / "a")
     words = ["train", *WORDS.split(), "--checkpoint-every", "7", "--out", str(tmp_path / "b")]

@@ -32,6 +32,8 @@ from flatlens.zoo import zoo as zoos  # noqa: E402
 from flatlens.zoo.table import precise_models  # noqa: E402
 from flatlens.zoo.zoo import Zoo, zoo  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 MODELS = ["test_vit", "test_vit3", "test_efficientnet"]  # attention; relative positions; BatchNorm
 N = 3
 

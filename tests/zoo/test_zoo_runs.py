@@ -27,6 +27,8 @@ from flatlens.zoo.pictures import choose  # noqa: E402
 from flatlens.zoo.table import AXES, precise_models  # noqa: E402
 from flatlens.zoo.zoo import Zoo, zoo  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def pictures(folder, names):
     folder.mkdir()

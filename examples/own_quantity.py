@@ -1,0 +1,25 @@
+"""A quantity of your own: the stable rank of the input Jacobian, from a probe."""
+
+import numpy as np
+import torch
+from torch import nn
+
+import flatlens as fl
+from flatlens.data import load
+
+
+def stable_rank(probe: fl.Probe) -> float:
+    """Average of the squared Frobenius norm over the squared spectral norm."""
+    squares = probe.input.singular**2
+    return float(np.mean(squares.sum(1) / squares.max(1)))
+
+
+def main() -> dict[str, float]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    probe = fl.probe(net, load("digits").x_train[:100])
+    return {"stable_rank": stable_rank(probe), "local_dimension": fl.local_dimension(probe)}
+
+
+if __name__ == "__main__":
+    print(main())

@@ -1,0 +1,223 @@
+"""Count what the house promises, from the source alone: sizes, attributes, import cycles.
+
+Each rule is a function of a package folder that returns the names that break it. Names of today's
+exceptions stand in house_exceptions.toml; `python tests/house.py` prints that file anew.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "src" / "flatlens"
+EXCEPTIONS = Path(__file__).with_name("house_exceptions.toml")
+
+FILE_LINES = 450
+FUNCTION_LINES = 60
+ATTRIBUTES = 15
+SETTERS = {"__init__", "__post_init__", "__new__", "__set_name__"}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def sources(package: Path) -> dict[str, ast.Module]:
+    """Parsed files of a package by their path below it."""
+    files = sorted(package.rglob("*.py"))
+    return {str(file.relative_to(package)): ast.parse(file.read_text()) for file in files}
+
+
+def definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function | ast.ClassDef]]:
+    """Functions and classes below a node, at any depth, with their qualified names."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Function | ast.ClassDef):
+            name = f"{prefix}{child.name}"
+            yield name, child
+            yield from definitions(child, f"{name}.")
+        else:
+            yield from definitions(child, prefix)
+
+
+def long_files(package: Path) -> set[str]:
+    """Files with more than FILE_LINES lines."""
+    files = package.rglob("*.py")
+    return {
+        str(file.relative_to(package))
+        for file in files
+        if len(file.read_text().splitlines()) > FILE_LINES
+    }
+
+
+def long_functions(package: Path) -> set[str]:
+    """Functions with more than FUNCTION_LINES lines. A docstring may be as long as it needs."""
+    return {
+        f"{file}:{name}"
+        for file, tree in sources(package).items()
+        for name, node in definitions(tree)
+        if isinstance(node, Function) and length(node) > FUNCTION_LINES
+    }
+
+
+def length(node: Function) -> int:
+    """Lines of a function from `def` to its end, without the docstring."""
+    return spanned(node) - (spanned(node.body[0]) if ast.get_docstring(node) else 0)
+
+
+def spanned(node: Function | ast.stmt) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def is_dataclass(node: ast.ClassDef) -> bool:
+    return any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def fields(node: ast.ClassDef) -> set[str]:
+    """Names that a class body annotates or assigns, without those of the class alone."""
+    names = set()
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            if "ClassVar" not in ast.unparse(statement.annotation):
+                names.add(statement.target.id)
+        elif isinstance(statement, ast.Assign):
+            names |= {target.id for target in statement.targets if isinstance(target, ast.Name)}
+    return names
+
+
+def assigned(method: Function) -> set[str]:
+    """Attributes of its first argument that a method assigns."""
+    arguments = method.args.posonlyargs + method.args.args
+    if not arguments or any(ast.unparse(d) == "staticmethod" for d in method.decorator_list):
+        return set()
+    return {
+        node.attr
+        for node in ast.walk(method)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == arguments[0].arg
+    }
+
+
+def methods(node: ast.ClassDef) -> list[Function]:
+    return [statement for statement in node.body if isinstance(statement, Function)]
+
+
+def wide_classes(package: Path) -> set[str]:
+    """Classes whose methods assign more than ATTRIBUTES attributes.
+
+    A dataclass declares its fields in a list that reads from top to bottom, so it may have more.
+    """
+    wide = set()
+    for file, tree in sources(package).items():
+        for name, node in definitions(tree):
+            if isinstance(node, ast.ClassDef):
+                attributes = set().union(*map(assigned, methods(node)))
+                if len(attributes) > ATTRIBUTES and not is_dataclass(node):
+                    wide.add(f"{file}:{name}")
+    return wide
+
+
+def late_attributes(package: Path) -> set[str]:
+    """Attributes that a method other than __init__ adds to an object.
+
+    To assign an attribute again is fine. A class may also declare it in its body, or inherit it
+    from a class of the package.
+    """
+    classes = {
+        node.name: node
+        for tree in sources(package).values()
+        for _, node in definitions(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    late = set()
+    for file, tree in sources(package).items():
+        for name, node in definitions(tree):
+            if isinstance(node, ast.ClassDef):
+                early = declared(node, classes)
+                for method in methods(node):
+                    late |= {f"{file}:{name}.{attribute}" for attribute in assigned(method) - early}
+    return late
+
+
+def declared(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> set[str]:
+    """Attributes that a class or a base class sets in __init__ or declares in its body."""
+    names = fields(node) | {m.name for m in methods(node)}  # a method: property with a setter
+    for method in methods(node):
+        if method.name in SETTERS:
+            names |= assigned(method)
+    for base in node.bases:
+        parent = classes.get(ast.unparse(base).split("[")[0].split(".")[-1])
+        if parent is not None and parent is not node:
+            names |= declared(parent, classes)
+    return names
+
+
+def imports(package: Path) -> dict[str, set[str]]:
+    """For each module the modules of the package that it imports, anywhere in it.
+
+    A package's own __init__ counts where it is imported from by name. The root, which is the door
+    to everything, does not.
+    """
+    root = package.name
+    modules = {module_name(file, root): tree for file, tree in sources(package).items()}
+    graph: dict[str, set[str]] = {}
+    for module, tree in modules.items():
+        names: set[str] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                whole = {f"{node.module}.{alias.name}" for alias in node.names}
+                names |= {name if name in modules else node.module for name in whole}
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+                names |= {str(a.value) for a in node.args if isinstance(a, ast.Constant)}
+        graph[module] = names & modules.keys() - {module}
+    graph[root] = set()
+    return graph
+
+
+def module_name(file: str, root: str) -> str:
+    parts = [root, *Path(file).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    seen: set[str] = set()
+    waiting = [start]
+    while waiting:
+        for module in graph[waiting.pop()] - seen:
+            seen.add(module)
+            waiting.append(module)
+    return seen
+
+
+def import_cycles(package: Path) -> set[str]:
+    """Imports that lie on a cycle, imports inside functions included."""
+    graph = imports(package)
+    closure = {module: reachable(graph, module) for module in graph}
+    return {
+        f"{module} -> {target}"
+        for module, targets in graph.items()
+        for target in targets
+        if module in closure[target]
+    }
+
+
+RULES = {
+    rule.__name__: rule
+    for rule in (long_files, long_functions, wide_classes, late_attributes, import_cycles)
+}
+
+
+def as_toml() -> str:
+    """The text of house_exceptions.toml for the tree as it is."""
+    lines = [
+        "# Today's exceptions to the rules of house.py. The list may only get shorter:",
+        "# `python tests/house.py > tests/house_exceptions.toml` after an exception is gone.",
+    ]
+    for name, rule in RULES.items():
+        broken = sorted(rule(PACKAGE))
+        lines += ["", f"{name} = [", *(f'    "{entry}",' for entry in broken), "]"]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(as_toml())

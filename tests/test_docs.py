@@ -1,0 +1,69 @@
+"""The site: every page is reachable, every link inside it leads somewhere, names exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import flatlens as fl
+
+DOCS = Path(__file__).parents[1] / "docs"
+GENERATED = {"reference/api.md", "reference/command-line.md"}  # written at build time
+PAGES = sorted(
+    page
+    for page in DOCS.rglob("*.md")
+    if not {"_build", "_notebooks", "drafts", "reproduction"}
+    & set(page.relative_to(DOCS).parts[:-1])
+    and str(page.relative_to(DOCS)) not in GENERATED
+)
+LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(?:#[^)]*)?\)")
+TOCTREE = re.compile(r"```\{toctree\}\n(.*?)```", re.S)
+
+
+def page_id(page: Path) -> str:
+    return str(page.relative_to(DOCS))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_lead_to_files(page):
+    for target in LINK.findall(page.read_text()):
+        path = (page.parent / target).resolve()
+        assert path.exists() or str(path.relative_to(DOCS)) in GENERATED, target
+
+
+def test_every_page_is_in_a_table_of_contents():
+    listed = {"index.md"}
+    for page in PAGES:
+        for block in TOCTREE.findall(page.read_text()):
+            names = [line for line in block.split() if not line.startswith(":")]
+            listed |= {
+                str((page.parent / f"{name}.md").resolve().relative_to(DOCS)) for name in names
+            }
+    assert {page_id(page) for page in PAGES} <= listed
+
+
+def test_there_are_thirteen_tutorials_to_download():
+    tutorials = sorted(DOCS.glob("tutorials/[0-9]*.md"))
+    assert len(tutorials) == 13
+    for page in tutorials:
+        text = page.read_text()
+        assert text.startswith("---\nfile_format: mystnb")
+        assert f"_notebooks/{page.stem}.ipynb" in text
+
+
+def test_names_in_the_index_of_equations_exist():
+    text = (DOCS / "reference" / "equations.md").read_text()
+    for name in re.findall(r"`fl\.([\w.]+)`", text):
+        value = fl
+        for part in name.split("."):
+            value = getattr(value, part)
+    for test in re.findall(r"`([\w/]+\.py)`", text):
+        assert (DOCS.parent / "tests" / test).exists(), test
+
+
+def test_the_index_has_every_numbered_equation():
+    text = (DOCS / "reference" / "equations.md").read_text()
+    numbers = {int(n) for n in re.findall(r"(?:Eqs?\.|,|and) (\d+)(?=[ ,|])", text)}
+    for first, last in re.findall(r"(\d+) to (\d+)", text):
+        numbers |= set(range(int(first), int(last) + 1))
+    assert numbers >= set(range(1, 49))

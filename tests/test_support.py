@@ -1,0 +1,150 @@
+"""The support table of docs/quality/limits.md: what happens to wrapped and converted networks."""
+
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.utils import prune
+from torch.utils.checkpoint import checkpoint
+
+import flatlens as fl
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),
+]  # torch's own: old APIs, FSDP on a processor
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def samples() -> Tensor:
+    return torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    dist.init_process_group("gloo", init_method=address, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Inside(nn.Module):
+    """A network whose forward runs its first half by `run`."""
+
+    def __init__(self, run: Callable[[nn.Module, Tensor], Tensor]):
+        super().__init__()
+        self.net = network()
+        self.run = run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net[2](self.run(self.net[:2], x))
+
+
+def with_autocast(part: nn.Module, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return part(x)
+
+
+def same_as_plain(model: nn.Module, verdict: str = "theorem") -> None:
+    m, plain = fl.measure(model, samples()), fl.measure(network(), samples())
+    assert m["sharpness"] == pytest.approx(plain["sharpness"], rel=1e-5)
+    assert m["nmls"] == pytest.approx(plain["nmls"], rel=1e-5)
+    assert m["eq12"].verdict == verdict
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        nn.DataParallel,
+        torch.optim.swa_utils.AveragedModel,
+        torch.fx.symbolic_trace,
+        lambda net: torch.compile(net, backend="eager"),
+    ],
+    ids=["data_parallel", "averaged", "fx", "compiled"],
+)
+def test_wrappers_change_nothing(wrap):
+    same_as_plain(wrap(network()))
+
+
+def test_checkpointing_that_is_not_reentrant_changes_nothing():
+    same_as_plain(Inside(lambda part, x: checkpoint(part, x, use_reentrant=False)))
+
+
+def test_distributed_data_parallel_changes_nothing(one_process):
+    same_as_plain(nn.parallel.DistributedDataParallel(network()))
+
+
+def test_fully_sharded_data_parallel_is_measured_the_slow_way(one_process):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(network(), device_id=torch.device("cpu"))
+    same_as_plain(model, verdict="observation")
+    assert set(fl.measure(model, samples()).coverage.values()) == {"slow"}
+
+
+def test_autocast_around_a_measurement_changes_nothing():
+    plain = fl.measure(network(), samples())["sharpness"]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert fl.measure(network(), samples())["sharpness"] == plain
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_measured_on_a_copy(dtype):
+    m = fl.measure(network().to(dtype), samples().to(dtype))
+    plain = fl.measure(network(), samples())["sharpness"]
+    assert m["sharpness"] == pytest.approx(plain, rel=0.02)
+    assert any("float32 copy" in note for note in m.probe.notes)
+
+
+def test_a_pruned_weight_is_computed():
+    model = network()
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    m = fl.measure(model, samples())
+    assert m["eq12"].verdict == "observation"
+    assert m.coverage["0.weight_orig"] == "slow"
+
+
+REFUSED = {
+    "autocast inside": lambda: Inside(with_autocast),
+    "reentrant checkpointing": lambda: Inside(
+        lambda part, x: checkpoint(part, x, use_reentrant=True)
+    ),
+    "dynamic quantisation": lambda: torch.ao.quantization.quantize_dynamic(network(), {nn.Linear}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_in_a_sentence(name):
+    with pytest.raises(fl.FlatlensError):
+        fl.measure(REFUSED[name](), samples())
+
+
+def sparse() -> nn.Module:
+    model = network()
+    model[0].weight = nn.Parameter(model[0].weight.detach().to_sparse())
+    return model
+
+
+# What the table calls "not supported": today an error of torch; a refusal in a sentence is as good.
+UNSUPPORTED = {
+    "scripted": lambda: torch.jit.script(network()),
+    "traced": lambda: torch.jit.trace(network(), samples()),
+    "sparse weight": sparse,
+    "exported": lambda: torch.export.export(network(), (samples(),)).module(),
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_not_supported_and_never_a_wrong_number(name):
+    model = UNSUPPORTED[name]()
+    with pytest.raises((fl.FlatlensError, RuntimeError, AttributeError, AssertionError)):
+        fl.measure(model, samples())
