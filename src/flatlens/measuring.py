@@ -20,7 +20,7 @@ from flatlens.arguments import (
 from flatlens.capture.inputs import Inputs, batches, kept
 from flatlens.errors import FlatlensError, first_line
 from flatlens.inequalities import Bounds
-from flatlens.inequalities.table import bounds_named
+from flatlens.inequalities.evaluate import bounds_named
 from flatlens.losses import Custom, Loss, get_loss, targets
 from flatlens.measurement import LOSS_AWARE, Measurement
 from flatlens.metrics import ADAPTIVE, METRICS

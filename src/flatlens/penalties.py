@@ -34,7 +34,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flatlens.capture.inputs import Inputs, outputs
 from flatlens.capture.no_trace import original
-from flatlens.curvature.hessians import RightFormulas
+from flatlens.curvature.formulas import RightFormulas
 from flatlens.errors import FlatlensError
 
 __all__ = [

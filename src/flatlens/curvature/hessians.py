@@ -5,29 +5,26 @@ chunk; the graph of its first backward pass is built once and serves all vectors
 are rows: a block is [k, P] with P the number of trainable parameters.
 
 Kernels of attention that know no second derivative are avoided (the math kernel is asked for), and
-those of batch and weight norm that know a wrong one (``RightFormulas``).
+those of batch and weight norm that know a wrong one (``formulas``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
 from flatlens.algebra.traces import VECTORS
 from flatlens.capture.inputs import Inputs, batches, check_alone, check_finite, outputs
-from flatlens.capture.kinds.normalisation import channel_view, standardised
 from flatlens.capture.no_trace import in_float, original, untouched
 from flatlens.capture.recorder import Recorder
 from flatlens.capture.recording import CapturePlan
+from flatlens.curvature.formulas import RightFormulas
 from flatlens.errors import FlatlensError, first_line
 from flatlens.losses import Loss, as_tensor, get_loss
 
@@ -53,7 +50,7 @@ class Network:
         self.model, self.output = model, output
         pairs = [(inputs, y) for inputs, y in batches(x) if inputs.n > 0]
         self.batches = [i.floats(dtype) if dtype else i for i, _ in pairs]
-        self.found = [y for _, y in pairs]
+        self.targets = [y for _, y in pairs]
         self.n = sum(inputs.n for inputs in self.batches)
         if self.n == 0:
             raise FlatlensError("there are no samples (n = 0); give at least one")
@@ -108,96 +105,38 @@ class Network:
         return chunk or max(1, WORKING_SET // max(1, 4 * kept[0]))
 
 
-class RightFormulas(TorchFunctionMode):
-    """Formulas in place of kernels whose derivatives are wrong (torch 2.13 on the CPU)."""
+class Surface:
+    """The mean loss over samples as a function of some parameters.
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return FORMULAS.get(func, func)(*args, **(kwargs or {}))
+    Args:
+        net: the model and its samples.
+        loss: the loss.
+        y: one target per sample.
+        parameters: the parameters that vary, by name.
 
-
-def _batch_norm(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
-    """Batch norm in evaluation mode (see ``standardised``)."""
-    if training or running_mean is None or running_var is None:
-        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-    view = channel_view(input)
-    z = standardised(input, running_mean, running_var, eps)
-    z = z if weight is None else z * weight.reshape(view)
-    return z if bias is None else z + bias.reshape(view)
-
-
-def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """v g / ||v||, a norm for each index of ``dim``, or one of all (dim = -1)."""
-    over = [i for i in range(v.dim()) if dim == -1 or i != dim % v.dim()]
-    norm = torch.linalg.vector_norm(v.unsqueeze(-1), dim=[*over, -1], keepdim=True).squeeze(-1)
-    return v * (g / norm)
-
-
-FORMULAS: dict[Any, Callable[..., Tensor]] = {
-    F.batch_norm: _batch_norm,
-    torch._weight_norm: _weight_norm,
-    torch.ops.aten._weight_norm: _weight_norm,
-    torch.ops.aten._weight_norm.default: _weight_norm,
-}
-
-
-class Surface(Network):
-    """The mean loss over samples as a function of the trainable parameters."""
+    Attributes:
+        sizes: entries of each parameter.
+        P: entries of all parameters.
+        like: a vector of the right type and device.
+        at_once: vectors that fit the memory.
+        batched: whether several vectors take one batched pass.
+    """
 
     def __init__(
-        self,
-        model: nn.Module,
-        x: Any,
-        y: Any,
-        loss: Loss,
-        output: Any,
-        chunk: int | None,
-        dtype: torch.dtype | None = None,
+        self, net: Network, loss: Loss, y: Tensor, parameters: dict[str, nn.Parameter]
     ) -> None:
-        super().__init__(model, x, output, chunk, dtype)
-        self.loss = loss
-        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        if not trained:
-            raise FlatlensError("the model has no trainable parameters: its loss has no Hessian")
-        self._over(trained)
-        self.y = self._targets(y)
-
-    def restricted(self, name: str) -> Surface:
-        """The same surface over one parameter alone."""
-        part = copy.copy(self)
-        part._over({name: self.parameters[name]})
-        return part
-
-    def _over(self, parameters: dict[str, nn.Parameter]) -> None:
-        self.parameters = parameters
+        self.net, self.loss, self.y, self.parameters = net, loss, y, parameters
         self.sizes = {name: p.numel() for name, p in parameters.items()}
         self.P = sum(self.sizes.values())
         self.like = next(iter(parameters.values())).detach().flatten()
         self.batched = self.P <= BATCHED
-        self._kept: list[Tensor | None] = []  # the gradient and its graph
-        self._symmetric = False  # not seen yet
         self.at_once = max(1, min(TOGETHER, VECTORS // (4 * self.P * self.like.element_size())))
+        self._graph: list[Tensor | None] = []  # the gradient and its graph, once it is built
+        self._symmetric = False  # not seen yet
 
-    def _targets(self, y: Any) -> Tensor:
-        if y is None:
-            if any(t is None for t in self.found):
-                raise FlatlensError("a loss needs targets; give y, or batches of (inputs, targets)")
-            return torch.cat([as_tensor(t, self.like) for t in self.found])
-        y = as_tensor(y, self.like).clone()  # an inference tensor would not do for a gradient
-        if y.dim() == 0 or len(y) != self.n:
-            entries = 1 if y.dim() == 0 else len(y)
-            raise FlatlensError(
-                f"y has {entries} entries for {self.n} samples; give one target a sample"
-            )
-        return y
+    def restricted(self, name: str) -> Surface:
+        """Return the same surface over one parameter alone."""
+        return Surface(self.net, self.loss, self.y, {name: self.parameters[name]})
 
     def tensors(self, v: Float[Tensor, "*k P"]) -> list[Tensor]:
         """Rows -> one tensor per parameter, the rows first."""
@@ -225,13 +164,13 @@ class Surface(Network):
         changed = dict(zip(self.parameters, self.tensors(theta), strict=True))
 
         def call(*args: Any, **named: Any) -> Any:
-            return torch.func.functional_call(self.model, changed, args, named)
+            return torch.func.functional_call(self.net.model, changed, args, named)
 
         parts = [
-            self.loss(self.outputs(inputs, call), self.y[rows]).sum(dtype=torch.float64)
-            for inputs, rows in self.rows()
+            self.loss(self.net.outputs(inputs, call), self.y[rows]).sum(dtype=torch.float64)
+            for inputs, rows in self.net.rows()
         ]
-        return torch.stack(parts).sum() / self.n
+        return torch.stack(parts).sum() / self.net.n
 
     def products(self, V: Float[Tensor, "k P"]) -> Float[Tensor, "k P"]:
         """H V^T as rows, H the Hessian of the mean loss.
@@ -272,18 +211,18 @@ class Surface(Network):
     def _gauss_newton(self) -> float:
         """About mean_i ||df/dtheta||^2, from one random direction of the outputs."""
         total = 0.0
-        for inputs, _ in self.rows():
-            f = self.outputs(inputs)
+        for inputs, _ in self.net.rows():
+            f = self.net.outputs(inputs)
             grads = self._gradients((f * _normal(f.shape, f)).sum())
             total += sum(float(g.double().square().sum()) for g in grads if g is not None)
-        return total / self.n
+        return total / self.net.n
 
     def _products(self, V: Float[Tensor, "k P"]) -> Float[Tensor, "k P"]:
         HV = torch.zeros_like(V)
-        for inputs, rows in self.rows():
+        for inputs, rows in self.net.rows():
             mean = self._share(inputs, rows)
             try:
-                first = self._kept or self._gradients(mean, create_graph=True)
+                first = self._graph or self._gradients(mean, create_graph=True)
                 HV += self._second(first, V)
             except RuntimeError as error:
                 if isinstance(error, torch.OutOfMemoryError):
@@ -293,19 +232,19 @@ class Surface(Network):
                     f"({first_line(error)}); replace that operation, or use sharpness (Eq. 3), "
                     "which needs first derivatives only"
                 ) from error
-            if inputs.n == self.n:  # one chunk is all: its graph serves the next block, too
-                self._kept = first
+            if inputs.n == self.net.n:  # one chunk is all: its graph serves the next block, too
+                self._graph = first
         if not bool(torch.isfinite(HV.sum(dtype=torch.float64))):  # one bad entry spoils the sum
             raise FlatlensError("a product with the Hessian is not finite; rescale the loss")
         return HV
 
     def _share(self, inputs: Inputs, rows: slice) -> Tensor | None:
         """What a chunk adds to the mean loss, with its graph; None where that is kept."""
-        if self._kept:
+        if self._graph:
             return None
         with sdpa_kernel(SDPBackend.MATH):  # made anew: such a context serves once
-            f = self.outputs(inputs)
-        return self.loss(f, self.y[rows]).sum() / self.n
+            f = self.net.outputs(inputs)
+        return self.loss(f, self.y[rows]).sum() / self.net.n
 
     def _gradients(self, of: Any, **options: Any) -> list[Tensor | None]:
         """By each parameter; None where nothing depends on it."""
@@ -339,6 +278,21 @@ class Surface(Network):
             except RuntimeError:  # an operation that cannot be batched
                 self.batched = False
         return torch.stack([back(v, False) for v in V])
+
+
+def _targets(net: Network, y: Any, like: Tensor) -> Tensor:
+    """Return one target per sample, from ``y`` or from the batches."""
+    if y is None:
+        if any(t is None for t in net.targets):
+            raise FlatlensError("a loss needs targets; give y, or batches of (inputs, targets)")
+        return torch.cat([as_tensor(t, like) for t in net.targets])
+    y = as_tensor(y, like).clone()  # an inference tensor would not do for a gradient
+    if y.dim() == 0 or len(y) != net.n:
+        entries = 1 if y.dim() == 0 else len(y)
+        raise FlatlensError(
+            f"y has {entries} entries for {net.n} samples; give one target a sample"
+        )
+    return y
 
 
 def _normal(shape: torch.Size, like: Tensor) -> Tensor:
@@ -381,4 +335,9 @@ def surface(
 ) -> Iterator[Surface]:
     """A model's mean loss over samples by its trainable parameters; the model is left as found."""
     with opened(model) as (inner, dtype):
-        yield Surface(inner, x, y, get_loss(loss), output, chunk, dtype)
+        net = Network(inner, x, output, chunk, dtype)
+        trained = {name: p for name, p in inner.named_parameters() if p.requires_grad}
+        if not trained:
+            raise FlatlensError("the model has no trainable parameters: its loss has no Hessian")
+        like = next(iter(trained.values())).detach().flatten()
+        yield Surface(net, get_loss(loss), _targets(net, y, like), trained)

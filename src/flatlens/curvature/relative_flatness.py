@@ -49,7 +49,7 @@ def relative_flatness(
         36.0
     """
     with surface(model, x, y, loss, output, chunk) as s:
-        seen = SeenLayers(s)
+        seen = SeenLayers(s.net)
         linear = [name for name, calls in seen.calls.items() if calls[-1].layer.is_linear]
         name = seen.find(layer, linear) if layer or linear else ""
         if name not in linear:
@@ -61,7 +61,7 @@ def relative_flatness(
             )
         if seen.is_output(name):
             values = torch.cat(
-                [_output_flatness(s, name, inputs, rows) for inputs, rows in s.rows()]
+                [_output_flatness(s, name, inputs, rows) for inputs, rows in s.net.rows()]
             )
             found = Estimate(float(values.mean()), samples=values.numpy())
         else:
@@ -89,7 +89,7 @@ def relative_flatness(
 
 def _output_flatness(s: Surface, name: str, inputs: Inputs, rows: slice) -> Float[Tensor, " b"]:
     """||phi||^2 Tr(W W^T d2L/df2) of each sample, for the layer whose outputs are f."""
-    f, calls = record(s, inputs)
+    f, calls = record(s.net, inputs)
     call = next(c for c in calls if c.layer.weight is s.parameters[name])
     W, phi = call.layer.matrix[0].double(), call.x.reshape(inputs.n, -1).double()
     block = max(1, tuning.BLOCK_ENTRIES // f.shape[1] ** 2)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from flatlens.arguments import check_flag, check_instance, no_type_check
 from flatlens.errors import FlatlensError
 from flatlens.inequalities.arithmetic import (
     infinite_if_unknown,
@@ -37,9 +36,8 @@ from flatlens.inequalities.conditions import (
     why_read_beside,
 )
 from flatlens.inequalities.network import Network, ratios
-from flatlens.inequalities.verdicts import NO_FIRST_LAYER, Bounds, Row, all_layers, judge
+from flatlens.inequalities.verdicts import NO_FIRST_LAYER, Row, all_layers
 from flatlens.metrics import (
-    A_PROBE,
     COLUMNS,
     adaptive_sharpness,
     input_invariant_mls,
@@ -52,43 +50,7 @@ from flatlens.metrics import (
     weighted_nmls,
 )
 from flatlens.per_sample import upper_norm_per_sample, used_by, where_used
-from flatlens.probes import Array, LayerProbe, Probe
-
-
-@no_type_check
-def bounds(p: Probe, *, exact: bool = False) -> Bounds:
-    """Compute every inequality between compression and sharpness for one network.
-
-    Args:
-        p: what a pass saw, from ``probe``, ``sketch`` or ``measure(...).probe``.
-        exact: take ||D^-1 C||_2 itself in ``eq12_untied`` instead of its cheap bound. The probe
-            must come from ``probe(..., exact_untied=True)``.
-
-    Returns:
-        All rows of the table in docs/theory.md, section 2: both sides, the slack, the verdict and
-        its reason; by name or by place.
-
-    Raises:
-        FlatlensError: if an argument is wrong, or if ``exact`` is set and the probe does not have
-            the exact norms.
-
-    Example:
-        >>> import torch, flatlens as fl
-        >>> net = torch.nn.Linear(3, 2, bias=False).double()
-        >>> inequality = fl.bounds(fl.probe(net, torch.ones(1, 3).double()))["eq11"]
-        >>> inequality.verdict, inequality.holds
-        ('theorem', True)
-    """
-    check_instance("p", p, Probe, f"bounds takes {A_PROBE}")
-    check_flag("exact", exact)
-    return bounds_named(p, None, exact)
-
-
-def bounds_named(p: Probe, names: Sequence[str] | None, exact: bool = False) -> Bounds:
-    """Compute the inequalities with these names, or all where ``names`` is None."""
-    network = Network.of(p, exact)
-    return Bounds(judge(row, network) for row in TABLE if names is None or row.name in names)
-
+from flatlens.probes import Array, LayerProbe
 
 # -- volumes: Eqs. 6, 8, 9, 10 and the one without n ----------------------------------------------
 

@@ -109,6 +109,7 @@ class RecordFile:
         self.records = lines.records
         self.damage = lines.damage
         self._ends = lines.ends
+        self._digest = hashlib.sha256()
         self._digests = self._digests_of(content)
 
     def _digests_of(self, content: bytes) -> list[str]:
