@@ -6,6 +6,9 @@ import signal
 # A run in the background is started deaf to Ctrl-C, and its children with it; tests of it need it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# The same holds for the end of a terminal, to which nohup is deaf.
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # doctests are collected by importing every module; these two need an extra
 NEEDS = {"lightning": ("lightning", "pytorch_lightning"), "transformers": ("transformers",)}
