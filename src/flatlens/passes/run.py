@@ -27,6 +27,7 @@ from flatlens.passes.columns import ChunkColumns, ColumnTable
 from flatlens.passes.exact import Exact
 from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.independence import NeedsSinglesError, check_subset
+from flatlens.passes.input_choice import InputChoice, choose_inputs
 from flatlens.passes.request import Request
 from flatlens.passes.sharpness_only import SharpnessOnly
 from flatlens.passes.sketch import ExactIsCheaperError, SketchStrategy, plain_kernels
@@ -65,6 +66,7 @@ class _Pass:
 
     Attributes:
         choice: how the network is measured; None before the first batch.
+        inputs: which arguments a derivative is taken by; None before the first batch.
         arrangement: where the samples lie; None before the first batch.
         strategy: measures a chunk.
         table: the numbers so far.
@@ -74,6 +76,7 @@ class _Pass:
     def __init__(self, subject: Subject, request: Request) -> None:
         self.subject, self.request = subject, request
         self.choice: Choice | None = None
+        self.inputs: InputChoice | None = None
         self.arrangement: Arrangement | None = None
         self.strategy: Strategy | None = None
         self.table = ColumnTable(subject)
@@ -85,6 +88,8 @@ class _Pass:
         """Measure one batch of inputs."""
         if inputs.n == 0:
             raise FlatlensError("there are no samples (n = 0); give at least one")
+        if self.inputs is not None:
+            inputs = self.inputs.apply(inputs)
         for t in inputs.floating:
             check_finite(t, self.table.n, "input")
         self.table.begin_batch(inputs.n)
@@ -101,6 +106,8 @@ class _Pass:
         if self.choice is None:
             self._begin(inputs)
         assert self.choice is not None
+        assert self.inputs is not None
+        inputs = self.inputs.apply(inputs)
         for samples in _chunks(inputs.n, self.choice.chunk):
             chunk = inputs.take(samples)
             if self.choice.chunk != 1:
@@ -115,7 +122,15 @@ class _Pass:
     def _begin(self, inputs: Inputs) -> None:
         """Look at one sample, choose the strategy and the chunk, and arrange the samples."""
         with plain_kernels(self.request.method == "sketch"):
-            solo = self.subject.run(inputs.take(slice(0, 1)), CapturePlan())
+            self.inputs, solo = choose_inputs(
+                self.subject.model,
+                inputs.take(slice(0, 1)),
+                self.request.inputs,
+                lambda one: self.subject.run(one, CapturePlan()),
+            )
+        inputs = self.inputs.apply(inputs)
+        if self.inputs.note:
+            self.notes.append(self.inputs.note)
         if not solo.recording.calls:
             raise FlatlensError("the network calls no linear or convolutional layer to measure")
         self.M = sum(t[0].numel() for t in solo.fed)
@@ -151,6 +166,8 @@ class _Pass:
         """Run a chunk, see that its samples are independent, and measure it."""
         assert self.strategy is not None
         forward = self._forward(inputs)
+        assert self.inputs is not None
+        self.inputs.check(forward)
         arrangement = self.arrangement
         assert arrangement is not None
         check_subset(
@@ -181,7 +198,8 @@ class _Pass:
         assert self.choice is not None
         self.buffers.leave()
         probe = assemble(self.table, self.request.weight_norm, self.M, self.choice.chunk)
-        probe = probe.with_notes(*self.notes)
+        assert self.inputs is not None
+        probe = replace(probe, inputs=self.inputs.names).with_notes(*self.notes)
         if isinstance(self.strategy, SketchStrategy):
             return self.strategy.with_errors(probe)
         return probe
