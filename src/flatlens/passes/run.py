@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from flatlens.algebra.buffers import Buffers
@@ -34,6 +35,7 @@ from flatlens.passes.sketch import ExactIsCheaperError, SketchStrategy, plain_ke
 from flatlens.probes import Probe
 
 Strategy = Exact | SharpnessOnly | SketchStrategy
+GROUP = 8  # samples that are run together where each is measured alone
 
 
 def look(model: nn.Module, batches: Iterable[Inputs], request: Request) -> Probe:
@@ -70,6 +72,8 @@ class _Pass:
         arrangement: where the samples lie; None before the first batch.
         strategy: measures a chunk.
         table: the numbers so far.
+        group: samples that are run together, to see that they are independent, where each one is
+            measured alone.
         notes: what the user should know.
     """
 
@@ -82,6 +86,7 @@ class _Pass:
         self.table = ColumnTable(subject)
         self.buffers = Buffers()
         self.M = 0
+        self.group = 1
         self.notes: list[str] = []
 
     def take(self, inputs: Inputs) -> None:
@@ -108,7 +113,8 @@ class _Pass:
         assert self.choice is not None
         assert self.inputs is not None
         inputs = self.inputs.apply(inputs)
-        for samples in _chunks(inputs.n, self.choice.chunk):
+        size = self.choice.chunk
+        for samples in _chunks(inputs.n, self.group if size == 1 else size):
             chunk = inputs.take(samples)
             if self.choice.chunk != 1:
                 try:
@@ -116,8 +122,24 @@ class _Pass:
                     continue
                 except NeedsSinglesError as why:
                     self._one_at_a_time(str(why))
-            for i in range(chunk.n):
-                self.table.add(self._measure(chunk.take(slice(i, i + 1))))
+            for group in _groups(chunk, self.group):
+                self._measure_each(group)
+
+    def _measure_each(self, group: Inputs) -> None:
+        """Measure samples one at a time; outputs of the whole group must be those of each alone."""
+        each = []
+        for i in range(group.n):
+            columns = self._measure(group.take(slice(i, i + 1)))
+            each.append(columns.columns["output",])
+            self.table.add(columns)
+        if group.n > 1:
+            together = self.subject.outputs_alone(group)
+            again = partial(self._outputs_of_each, group)
+            check_alone(together, torch.cat(each), again)
+
+    def _outputs_of_each(self, group: Inputs) -> Tensor:
+        one_by_one = (group.take(slice(i, i + 1)) for i in range(group.n))
+        return torch.cat([self.subject.outputs_alone(one) for one in one_by_one])
 
     def _begin(self, inputs: Inputs) -> None:
         """Look at one sample, choose the strategy and the chunk, and arrange the samples."""
@@ -140,6 +162,9 @@ class _Pass:
         if not any(edge.node in solo.graph.nodes for edge in solo.edges):
             self.notes.append("no derivative by the input (detached, or under no_grad): it is 0")
         self.strategy = self._strategy(self.choice)
+        # chunk=1 of the user measures each alone, also where samples change one another.
+        largest = min(GROUP, max(2, self.choice.chunk))
+        self.group = 1 if self.request.chunk == 1 else largest
         asked, chunk = self.request.chunk, self.choice.chunk
         self.arrangement = arrange(self.subject, self.strategy.run, inputs, solo, chunk, asked)
         if self.arrangement.alone is not None:
@@ -212,6 +237,12 @@ def _chunks(n: int, chunk: int) -> Iterator[slice]:
         for s in starts:
             yield slice(s, min(s + starts.step, n))
             advance()
+
+
+def _groups(inputs: Inputs, size: int) -> Iterator[Inputs]:
+    """Split a chunk into groups of at most ``size`` samples."""
+    for start in range(0, inputs.n, size):
+        yield inputs.take(slice(start, start + size))
 
 
 @contextlib.contextmanager
