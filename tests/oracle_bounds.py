@@ -48,6 +48,8 @@ class Row:
     theorem: bool | None  # None: it depends on what counts as no bypass
     log: bool = False
     scale: float = 0.0  # 1e-10 of this is rounding, whatever the sides are
+    # Each side where gradients that cancel to zero are rounding: what is below counts as zero.
+    zeros: tuple[float, float] | None = None
 
 
 class Layer:
@@ -95,6 +97,18 @@ class Layer:
     @property
     def w(self) -> np.ndarray:
         return np.array([float(g.square().sum()) for g in self.gradients])
+
+    @property
+    def w_rounding(self) -> np.ndarray:
+        """What is left of w where the terms J_p u_p^T of a gradient cancel: (4 eps)^2 of them.
+
+        ‖Σ_p J_p u_p^T‖² ≤ T Σ_p ‖J_p‖² ‖u_p‖² is the size of the terms that are added.
+        """
+        pairs = zip(self.J, self.u, strict=True)
+        terms = [
+            float((J.square().sum((0, 3)) * u.square().sum(-1)).sum() * self.T) for J, u in pairs
+        ]
+        return (4 * EPS[self.W.dtype]) ** 2 * np.array(terms)
 
     @property
     def adaptive(self) -> float:
@@ -258,6 +272,7 @@ def oracle_bounds(
     frobenius = np.array([float(A.square().sum()) for A in net.A])
     volume = log_mean([log_volume(A, dtype) for A in net.A])
     noise = spread(net.A)
+    S_zero = float(sum(q.w_rounding.mean() for q in layers if q.counted))
     rows = {"eq8": Row(volume, log_mean(r / 2 * np.log(frobenius / r)), True, True, noise)}
 
     if first is not None:
@@ -267,6 +282,7 @@ def oracle_bounds(
         A = float(np.mean(top))
         B = times(np.sqrt(ratios), np.sqrt(first.w)).mean()
         C, D = times(root, np.sqrt(first.w.mean())), times(root, np.sqrt(S))
+        C_zero, D_zero = (times(root, np.sqrt(z)) for z in (first.w_rounding.mean(), S_zero))
         with_bias = first.ratios(bias=True)
         d = first.W.shape[1]
         invariant = [
@@ -274,13 +290,30 @@ def oracle_bounds(
         ]
         jensen = r / 2 * np.log(S / r) + r / 2 * np.mean(np.log(with_bias))
         rows |= {
-            "eq6": Row(float(np.mean(top**2)), times(ratios.max(), S), paper),
-            "eq9": Row(volume, log_eq9([ratios], S, r), paper, True, noise),
-            "eq11": Row(A, D, paper),
-            "eq11_bias": Row(A, times(np.sqrt(with_bias.mean()), np.sqrt(S)), paper),
-            "eq48_ab": Row(A, B, paper),
-            "eq48_bc": Row(B, C, True),
-            "eq48_cd": Row(C, D, first.counted),
+            "eq6": Row(
+                float(np.mean(top**2)),
+                times(ratios.max(), S),
+                paper,
+                zeros=(0.0, times(ratios.max(), S_zero)),
+            ),
+            "eq9": Row(
+                volume,
+                log_eq9([ratios], S, r),
+                paper,
+                True,
+                noise,
+                (-np.inf, log_eq9([ratios], S_zero, r)),
+            ),
+            "eq11": Row(A, D, paper, zeros=(0.0, D_zero)),
+            "eq11_bias": Row(
+                A,
+                times(np.sqrt(with_bias.mean()), np.sqrt(S)),
+                paper,
+                zeros=(0.0, times(np.sqrt(with_bias.mean()), np.sqrt(S_zero))),
+            ),
+            "eq48_ab": Row(A, B, paper, zeros=(0.0, C_zero)),
+            "eq48_bc": Row(B, C, True, zeros=(C_zero, C_zero)),
+            "eq48_cd": Row(C, D, first.counted, zeros=(C_zero, D_zero)),
             "eq44": Row(float(np.mean(invariant)) / d, adaptive, paper),
             "eq44_shared": eq44_shared(first),
             "log_volume": Row(
@@ -301,10 +334,7 @@ def oracle_bounds(
     gaps = [sigma(a)[0] - sigma(a - b)[0] for q in layers for a, b in zip(q.A, q.B, strict=True)]
     ranks = {min(q.A[0].shape) for q in layers}
     volumes = [log_mean([log_volume(a, dtype) for a in q.A]) for q in layers]
-    if len(ranks) == 1:
-        rhs10 = log_eq9([q.ratios() for q in layers], S, ranks.pop())
-    else:
-        rhs10 = log_sum([log_eq9([q.ratios()], S, min(q.A[0].shape)) for q in layers])
+    rhs10, zero10 = (log_eq10(layers, ranks, size) for size in (S, S_zero))
     untied = np.array([[untied_energy(q, i) for i in range(n)] for q in layers]).sum(0).mean()
     cheap, exact = (
         np.array([[untied_constant(q, i, exact) ** 2 for i in range(n)] for q in layers])
@@ -312,9 +342,18 @@ def oracle_bounds(
     )
     xbar = [divide(1.0, np.mean(divide(1.0, q.x**2))) ** 0.5 for q in layers]
     rows |= {
-        "eq10": Row(log_sum(volumes), rhs10, paper, True, spread([a for q in layers for a in q.A])),
-        "eq12": Row(nmls, eq12(layers, S, False), paper),
-        "eq12_bias": Row(nmls, eq12(layers, S, True), paper),
+        "eq10": Row(
+            log_sum(volumes),
+            rhs10,
+            paper,
+            True,
+            spread([a for q in layers for a in q.A]),
+            (-np.inf, zero10),
+        ),
+        "eq12": Row(nmls, eq12(layers, S, False), paper, zeros=(0.0, eq12(layers, S_zero, False))),
+        "eq12_bias": Row(
+            nmls, eq12(layers, S, True), paper, zeros=(0.0, eq12(layers, S_zero, True))
+        ),
         "eq12_untied": Row(through, times(np.sqrt(cheap.sum(0).mean()), np.sqrt(untied)), True),
         "eq12_untied, exact": Row(through, np.sqrt(exact.sum(0).mean() * untied), True),
         "eq12_tied_rank": tied_row(through, layers, S, leaf, dtype),
@@ -359,6 +398,13 @@ def log_eq9(ratios: list[np.ndarray], S: float, r: int) -> float:
     terms = [r * np.log(a) for row in ratios for a in row]
     value = -np.log(n) + log_sum(terms) / 2 + r / 2 * np.log(n * S / r)
     return np.inf if np.isnan(value) else float(value)
+
+
+def log_eq10(layers: list[Layer], ranks: set[int], S: float) -> float:
+    """log of the right side of Eq. 10; layers of different rank are added up one by one."""
+    if len(ranks) == 1:
+        return log_eq9([q.ratios() for q in layers], S, min(ranks))
+    return log_sum([log_eq9([q.ratios()], S, min(q.A[0].shape)) for q in layers])
 
 
 def untied_energy(q: Layer, i: int) -> float:

@@ -461,10 +461,12 @@ def sample_calls(model: nn.Module, x: Any, output: Any) -> tuple[dict[str, Any],
             targets += call.targets.values()
         jacobians = iter(full_jacobians(out, targets))
 
-    inputs = [(leaf, next(jacobians)) for leaf in leaves]
+    every = [(leaf, next(jacobians)) for leaf in leaves]
+    # What the output does not depend on is no input, unless it depends on none at all.
+    inputs = [(leaf, a) for leaf, a in every if a is not None] or every
     seen: dict[str, Any] = {
         "output": out.detach(),
-        "x": torch.cat([leaf.detach().flatten() for leaf in leaves]),
+        "x": torch.cat([leaf.detach().flatten() for leaf, _ in inputs]),
         "A": torch.cat(
             [
                 leaf.new_zeros(len(out), leaf.numel()) if a is None else a.flatten(1)

@@ -240,11 +240,14 @@ def network_volume(p: Probe) -> Float[Array, " n"]:
 
 
 def participation(singular: Float[Array, "n r"]) -> Float[Array, " n"]:
-    """Return (sum s^2)^2 / sum s^4 per sample, and 0 where all singular values are 0."""
+    """Return (sum s^2)^2 / sum s^4 per sample.
+
+    It is 0 where all singular values are 0, and NaN where one of them is unknown.
+    """
     top = singular[:, :1]
-    relative = np.divide(singular, top, out=np.zeros_like(singular), where=top > 0) ** 2
+    relative = np.divide(singular, top, out=np.zeros_like(singular), where=top != 0) ** 2
     fourth = (relative**2).sum(1)
-    return np.divide(relative.sum(1) ** 2, fourth, out=np.zeros(len(singular)), where=fourth > 0)
+    return np.divide(relative.sum(1) ** 2, fourth, out=np.zeros(len(singular)), where=fourth != 0)
 
 
 @metric(INPUT_SPECTRUM)

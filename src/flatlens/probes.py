@@ -195,6 +195,7 @@ class Probe:
     chunk: int
     notes: list[str] = field(default_factory=list)
     sketch: Sketch | None = None
+    inputs: list[str] = field(default_factory=list)  # arguments that a derivative was taken by
 
     def merge(self, *others: Probe) -> Probe:
         """Return one probe of all samples, from probes of shares of them, in their order."""

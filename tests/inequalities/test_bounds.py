@@ -101,8 +101,12 @@ def compared(got: Inequality, want: Row | None, rtol: float, finds_first: bool =
     both = [abs(v) for v in (*sides, want.lhs, want.rhs) if np.isfinite(v)]
     room = 1e-13 * max(both, default=0.0) + 1e-10 * want.scale + (1e-8 if want.log else UNDERFLOW)
     rtol = 1e-6 if got.name == "eq37" else rtol  # the place of a flat minimum is known to 1e-7
-    for side, value, true in zip(("lhs", "rhs"), sides, (want.lhs, want.rhs), strict=True):
-        equal = value == true or max(value, true) < floor or np.isnan(true)
+    zeros = want.zeros or (-math.inf, -math.inf)
+    for side, value, true, zero in zip(
+        ("lhs", "rhs"), sides, (want.lhs, want.rhs), zeros, strict=True
+    ):
+        lowest = max(floor, zero) if np.isfinite(zero) else floor
+        equal = value == true or max(value, true) <= lowest or np.isnan(true)
         if not equal and not abs(value - true) <= rtol * abs(true) + room:
             found.append(f"{got.name} {side} is {value}, not {true}")
     return found

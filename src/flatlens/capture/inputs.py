@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,10 +21,30 @@ RANDOM = (
 )
 
 
-class Inputs:
-    """The arguments of a model for some samples: positional (tuple) or by name (dict)."""
+MASK_ENDINGS = ("attention_mask", "attn_mask", "padding_mask")  # arguments of attention
 
-    def __init__(self, value: Any) -> None:
+LOWEST = 1e38  # masks of transformers hold the lowest number of float32 for minus infinity
+
+
+class Inputs:
+    """The arguments of a model for some samples: positional (tuple) or by name (dict).
+
+    Which arguments a derivative is taken by (``differentiated``) is decided by their type and
+    values. Floating-point tensors are differentiated, whatever their name, except masks: tensors
+    of 0 and (nearly) infinite values (added to attention scores), and attention masks by name
+    (``MASK_ENDINGS``) that hold two values or -inf. A mask is no input by itself: it is one only
+    beside other tensors. ``choosing`` overrides this.
+
+    Args:
+        value: a tensor, a tuple or a mapping.
+        differentiated: keys of the arguments that a derivative is taken by; None decides.
+        watched: keys of arguments that the output seems not to depend on; a pass sees that this
+            holds for every sample.
+    """
+
+    def __init__(
+        self, value: Any, differentiated: Sequence[Any] | None = None, watched: Sequence[Any] = ()
+    ) -> None:
         if isinstance(value, Tensor):
             value = (value,)
         self.named = isinstance(value, Mapping)
@@ -41,6 +61,27 @@ class Inputs:
         if any(t.is_complex() for t in tensors):
             raise FlatlensError("the input is complex; only real inputs are measured")
         self.tensors, self.n = tensors, len(tensors[0])
+        if differentiated is None:
+            differentiated = self._by_values()
+        self.differentiated, self.watched = list(differentiated), list(watched)
+
+    def _by_values(self) -> list[Any]:
+        """The keys of floating-point tensors that are no masks."""
+        pairs = [
+            (k, v)
+            for k, v in zip(self.keys, self.values, strict=True)
+            if isinstance(v, Tensor) and v.is_floating_point()
+        ]
+        if len(self.tensors) == 1:
+            return [k for k, _ in pairs]
+        return [k for k, v in pairs if not _is_mask(str(k), v)]
+
+    def choosing(self, differentiated: Sequence[Any], watched: Sequence[Any] = ()) -> Inputs:
+        """The same arguments, differentiated by others."""
+        return Inputs(self._packed(self.values), differentiated, watched)
+
+    def _packed(self, values: list[Any]) -> Any:
+        return dict(zip(self.keys, values, strict=True)) if self.named else tuple(values)
 
     def take(self, rows: slice) -> Inputs:
         """The samples ``rows``."""
@@ -48,8 +89,13 @@ class Inputs:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """The same arguments with every tensor changed."""
-        values = [change(v) if isinstance(v, Tensor) else v for v in self.values]
-        return Inputs(dict(zip(self.keys, values, strict=True)) if self.named else tuple(values))
+        return self.map_named(lambda _, t: change(t))
+
+    def map_named(self, change: Callable[[Any, Tensor], Tensor]) -> Inputs:
+        """The same arguments with every tensor changed by its key and value."""
+        pairs = zip(self.keys, self.values, strict=True)
+        values = [change(k, v) if isinstance(v, Tensor) else v for k, v in pairs]
+        return Inputs(self._packed(values), self.differentiated, self.watched)
 
     def call(self, model: Callable[..., Any]) -> Any:
         """``model`` on these arguments."""
@@ -61,12 +107,35 @@ class Inputs:
         """The same arguments with floating-point tensors in ``dtype``."""
         return self.map(lambda t: t.to(dtype) if t.is_floating_point() else t)
 
+    def at(self, keys: Sequence[Any], floating: bool) -> list[tuple[Any, Tensor]]:
+        """The tensors with these keys that are, or are not, of floating point."""
+        pairs = zip(self.keys, self.values, strict=True)
+        return [
+            (k, v)
+            for k, v in pairs
+            if k in keys and isinstance(v, Tensor) and v.is_floating_point() == floating
+        ]
+
     @property
     def floating(self) -> list[Tensor]:
-        """The tensors that a derivative is taken by; an argument called a mask is none."""
-        masks = {id(v) for k, v in zip(self.keys, self.values, strict=True) if "mask" in str(k)}
-        found = [t for t in self.tensors if t.is_floating_point()]
-        return [t for t in found if id(t) not in masks or len(self.tensors) == 1]
+        """The tensors that a derivative is taken by."""
+        return [t for _, t in self.at(self.differentiated, True)]
+
+    @property
+    def tokens(self) -> list[tuple[Any, Tensor]]:
+        """The integer tensors that may stand for an input, through their embedding."""
+        keys = self.differentiated if self.differentiated else self.keys
+        return self.at(keys, False)
+
+
+def _is_mask(name: str, t: Tensor) -> bool:
+    """Whether a tensor beside others is a mask, by which no derivative is taken."""
+    infinite = t.abs() >= LOWEST
+    if bool(infinite.any()) and not bool(t[~infinite].any()):
+        return True
+    if not name.endswith(MASK_ENDINGS) or bool(t.isnan().any()):
+        return False
+    return bool((t == -torch.inf).any()) or bool(((t == t.min()) | (t == t.max())).all())
 
 
 ONE_BATCH = (Tensor, tuple, Mapping)  # anything else is an iterable of batches

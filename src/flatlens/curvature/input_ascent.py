@@ -89,6 +89,7 @@ def _ratio(
 ) -> Float[Tensor, " b"]:
     """||f(x + d) - f(x)|| / ||d|| of each sample."""
     left = iter(delta)
-    moved = inputs.map(lambda t: t + next(left) if t.is_floating_point() else t)
+    keys = [key for key, _ in inputs.at(inputs.differentiated, True)]
+    moved = inputs.map_named(lambda key, t: t + next(left) if key in keys else t)
     size = torch.cat([d.flatten(1) for d in delta], 1).norm(dim=1)
     return (net.outputs(moved) - f).norm(dim=1) / size

@@ -16,7 +16,7 @@ from flatlens.capture.inputs import Inputs, check_alone
 from flatlens.capture.layout import Layout, find_layout
 from flatlens.capture.recording import Call, CapturePlan
 from flatlens.passes.forward import Forward, Subject
-from flatlens.passes.independence import NeedsSinglesError, check_owners
+from flatlens.passes.independence import NeedsSinglesError, check_inputs, check_owners
 from flatlens.passes.names import layer_name
 
 Run = Callable[[Inputs, CapturePlan], Forward]
@@ -73,6 +73,7 @@ def arrange(
     pair = run(two, CapturePlan())
     check_alone(pair.f[:1], solo.f, partial(subject.outputs_alone, one))
     if len(calls) != len(pair.recording.calls):
+        check_inputs(pair)
         return start.one_at_a_time("the number of layer calls depends on the batch")
     dims = _batch_dims(solo.recording.events, pair.recording.events)
     pairs = zip(calls, pair.recording.calls, strict=True)
@@ -82,6 +83,7 @@ def arrange(
     )
     for call, layout in zip(calls, arrangement.layouts, strict=True):
         if layout is None:
+            check_inputs(pair)
             name = layer_name(call.layer, subject)
             return arrangement.one_at_a_time(f"the rows of {name} cannot be assigned to samples")
     try:
@@ -90,6 +92,7 @@ def arrange(
         for i in range(2):
             check_owners(subject, pair, arrangement.layouts, slice(i, i + 1))
     except NeedsSinglesError as why:
+        check_inputs(pair)
         return arrangement.one_at_a_time(str(why))
     return arrangement
 

@@ -35,6 +35,8 @@ OWNERS = {
     "first": FirstLayerProbe,
     "parameter": ParameterProbe,
 }
+# A frozen weight has no part in the parameters' gradients, but its layer has these columns.
+ALWAYS_FINITE = ("grad_weight", "grad_bias", "untied", "x_norm")
 COLUMNS = {owner: declared(kind) for owner, kind in OWNERS.items()}
 
 
@@ -112,6 +114,9 @@ class ColumnTable:
         if names:
             grads = [chunk.columns["parameter", name, "grad"] for name in names]
             check_finite(torch.stack(grads, 1), self.n, "gradient")
+        measured = [chunk.columns[key] for key in chunk.columns if key[-1] in ALWAYS_FINITE]
+        if measured:
+            check_finite(torch.stack(measured, 1), self.n, "layer input or its derivative")
         flat = [column.reshape(len(column), -1).double() for column in chunk.columns.values()]
         block = torch.cat(flat, 1)
         if self._filled == 0:

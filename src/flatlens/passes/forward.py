@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 
 from flatlens.capture.graph import Graph
 from flatlens.capture.inputs import Inputs, check_finite, outputs
+from flatlens.capture.kinds.embedding import embedded_tokens
 from flatlens.capture.recorder import Recorder
 from flatlens.capture.recording import CapturePlan, Recording
 from flatlens.errors import FlatlensError
@@ -30,6 +31,8 @@ class Forward:
         recording: the calls of layers.
         f: the outputs, [b, N].
         start: the number of its first sample among all samples.
+        keys: the keys of the arguments that ``fed`` stands for.
+        watched: edges of arguments that no output should depend on, by key.
     """
 
     fed: list[Tensor]
@@ -37,6 +40,8 @@ class Forward:
     recording: Recording
     f: Tensor
     start: int = 0
+    keys: Sequence[Any] = ()
+    watched: Sequence[tuple[Any, GradientEdge]] = ()
 
     @cached_property
     def graph(self) -> Graph:
@@ -73,16 +78,22 @@ class Subject:
             plan: what earlier runs learnt.
             start: the number of the first sample, for messages.
         """
-        fed = inputs.map(with_gradient)
-        edges = [get_gradient_edge(t) for t in fed.floating]
+        fed = _prepared(inputs)
+        keys = [key for key, _ in fed.at(fed.differentiated, True)]
         values = [t.detach() for t in inputs.floating]
-        recorder = Recorder(self.model, inputs.n, plan, () if values else inputs.tensors)
+        edges = [get_gradient_edge(t) for t in fed.floating]
+        watched = [(key, get_gradient_edge(t)) for key, t in fed.at(fed.watched, True)]
+        by_tokens = len(keys) < len(inputs.differentiated) or not keys
+        tokens = inputs.tokens if by_tokens else []
+        recorder = Recorder(self.model, inputs.n, plan, [t for _, t in tokens])
         with recorder:
             f = outputs(fed, self.model, self.output)
-        if not values:
-            values, edges = _embedded(recorder.recording, inputs.n)
+        if tokens or not keys:
+            more, more_edges = _embedded(recorder.recording, inputs.n)
+            values, edges = values + more, edges + more_edges
+            keys += [tokens[i][0] for i in embedded_tokens(recorder.recording)]
         self._check(f, start)
-        return Forward(values, edges, recorder.recording, f, start)
+        return Forward(values, edges, recorder.recording, f, start, keys, watched)
 
     def outputs_alone(self, inputs: Inputs) -> Tensor:
         """Return f without a recording.
@@ -91,7 +102,7 @@ class Subject:
         kernels, which round differently.
         """
         with saved_tensors_hooks(lambda _: None, lambda _: torch.empty(0)):
-            return outputs(inputs.map(with_gradient), self.model, self.output).detach()
+            return outputs(_prepared(inputs), self.model, self.output).detach()
 
     def _check(self, f: Tensor, start: int) -> None:
         late = [name for name, p in self.model.named_parameters() if id(p) not in self.known]
@@ -118,9 +129,16 @@ def _embedded(recording: Recording, n: int) -> tuple[list[Tensor], list[Gradient
     return [t for t, _ in recording.embedded], [edge for _, edge in recording.embedded]
 
 
-def with_gradient(t: Tensor) -> Tensor:
-    """Copy an input, so that the model may overwrite it and gradients arrive at it."""
-    if not t.is_floating_point():
-        return t
-    leaf = (t.clone() if t.is_inference() else t.detach()).requires_grad_()
-    return leaf.clone()
+def _prepared(inputs: Inputs) -> Inputs:
+    """Copy the inputs, so that the model may overwrite them and gradients arrive at some."""
+    wanted = {*inputs.differentiated, *inputs.watched}
+
+    def prepare(key: Any, t: Tensor) -> Tensor:
+        if not t.is_floating_point():
+            return t
+        if key not in wanted:
+            return t.detach().clone()
+        leaf = (t.clone() if t.is_inference() else t.detach()).requires_grad_()
+        return leaf.clone()
+
+    return inputs.map_named(prepare)

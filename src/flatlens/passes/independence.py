@@ -72,6 +72,25 @@ def _values_cannot_identify(recording: Recording, layouts: Layouts) -> bool:
     return False
 
 
+def check_inputs(forward: Forward) -> None:
+    """Differentiate each sample's outputs: they must reach no other sample's input.
+
+    This needs no layer, so that it holds also where samples are then measured one at a time.
+
+    Raises:
+        FlatlensError: if they reach the input of another sample.
+    """
+    batch = len(forward.f)
+    for i in range(batch):
+        mixed = (forward.f[i] * forward.f[i].detach().cos()).sum()
+        others = torch.arange(batch) != i
+        for grad in gradients(mixed, forward.edges, True):
+            if grad is not None:
+                size = grad.abs()
+                if bool(size[others].max() > 1e-6 * size.max()):
+                    raise FlatlensError(COUPLED)
+
+
 def check_owners(subject: Subject, forward: Forward, layouts: Layouts, subset: slice) -> None:
     """Differentiate the outputs of some samples: they must reach no row of another sample.
 

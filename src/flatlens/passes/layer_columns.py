@@ -41,6 +41,7 @@ def all_columns(setup: Setup, rows: Rows, asked: Asked) -> ChunkColumns:
     columns: dict[Key, Tensor] = {("output",): setup.f.detach()}
     columns |= {("input", name): values for name, values in view.input_columns().items()}
     spectra = [view.spectrum(q.total) for q in setup.plan.layers]
+    _check_finite(setup, view.input_spectrum, spectra)
     for positions, (singular, _) in zip(setup.positions, spectra, strict=True):
         if setup.f.dtype == torch.float32 and bool((singular[:, 0] < TINY).any()):
             positions.widen()
@@ -67,6 +68,22 @@ def all_columns(setup: Setup, rows: Rows, asked: Asked) -> ChunkColumns:
         sums=weights.sums,
         first_weight=None if first is None else setup.positions[first].W,
     )
+
+
+def _check_finite(setup: Setup, at_input: Spectrum, at_layers: list[Spectrum]) -> None:
+    """Refuse a sample whose derivative by the network's or a layer's input is not finite.
+
+    Parameter gradients can be finite there: sqrt(0 x) has the derivative 0 times infinity by x.
+    """
+    tops = torch.stack([singular[:, 0] for singular, _ in (at_input, *at_layers)], 1)
+    if bool(torch.isfinite(tops).all()):
+        return
+    start = setup.forward.start
+    check_finite(tops[:, :1], start, "input gradient")
+    for i in range(len(at_layers)):
+        kind = setup.positions[i].layer.kind
+        what = f"gradient at the input of layer {i} ({kind})"
+        check_finite(tops[:, i + 1 : i + 2], start, what)
 
 
 @dataclass(frozen=True)
@@ -146,7 +163,9 @@ class _View:
         try:
             s, rank = singular_values(A)
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-            check_finite(A, self.setup.forward.start, "gradient")
+            at_input = A is self.input_rows
+            what = "input gradient" if at_input else "gradient at the input of a layer"
+            check_finite(A, self.setup.forward.start, what)
             raise
         missing = min(self.setup.outputs, A.shape[2]) - s.shape[1]
         return (s if missing == 0 else F.pad(s, (0, missing))), rank

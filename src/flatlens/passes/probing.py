@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -22,6 +23,7 @@ def probe(
     output: Any = None,
     weight_norm: str = "operator",
     exact_untied: bool = False,
+    inputs: Sequence[str | int] | None = None,
 ) -> Probe:
     """Measure a network exactly: one forward and N vector-Jacobian products per sample.
 
@@ -36,6 +38,10 @@ def probe(
         weight_norm: which norm is ``LayerProbe.norm``: "operator", "kernel" or "frobenius".
         exact_untied: also find ||D^-1 C||_2 of each convolution and sample (an iteration each) for
             the tightest form of the untied bound, ``bounds(p, exact=True)``.
+        inputs: names or places of the arguments that a derivative is taken by (``Probe.inputs``).
+            By default these are the floating-point tensors that the output depends on, or the
+            embeddings of integer tensors where there are none. A tensor of 0 and -inf, and an
+            ``attention_mask`` of two values, is a mask and left out unless it is named here.
 
     Returns:
         What the pass saw. Every metric and inequality is a function of it.
@@ -54,7 +60,7 @@ def probe(
     check_arguments(model, x)
     request = Request(
         chunk=chunk, memory=memory, output=output, weight_norm=weight_norm,
-        exact_untied=exact_untied,
+        exact_untied=exact_untied, inputs=inputs,
     )  # fmt: skip
     return look(model, (batch for batch, _ in batches(x)), request)
 
@@ -73,13 +79,14 @@ def sketch(
     memory: int | None = None,
     output: Any = None,
     weight_norm: str = "operator",
+    inputs: Sequence[str | int] | None = None,
 ) -> Probe:
     """Estimate what ``probe`` measures, from a few random output directions.
 
     Where a head narrower than the outputs makes the exact pass as cheap, that one is taken.
 
     Args:
-        model: as for ``probe``; so are x, chunk, memory, output and weight_norm.
+        model: as for ``probe``; so are x, chunk, memory, output, weight_norm and inputs.
         directions: random output directions per sample.
         seed: seed of the directions. A sample has its own directions, the same in any chunk, order
             or shard.
@@ -114,7 +121,7 @@ def sketch(
     )  # fmt: skip
     request = Request(
         method="sketch", chunk=chunk, memory=memory, output=output, weight_norm=weight_norm,
-        sketch=options,
+        sketch=options, inputs=inputs,
     )  # fmt: skip
     return look(model, (batch for batch, _ in batches(x)), request)
 

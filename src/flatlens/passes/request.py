@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -57,6 +57,8 @@ class Request:
 
     Attributes:
         method: "exact", "sketch", or "auto" to choose by cost.
+        inputs: names or places of the arguments that a derivative is taken by; None decides by
+            their type and by whether the output depends on them.
         output: what of the model's result is f(x): a key, an index, an attribute or a function.
         chunk: samples at a time, at most.
         memory: bytes that the pass may use beyond the model and its inputs.
@@ -80,6 +82,7 @@ class Request:
     exact_untied: bool = False
     budget: float | None = None
     sketch: SketchOptions = field(default_factory=SketchOptions)
+    inputs: Sequence[str | int] | None = None
 
     def __post_init__(self) -> None:
         if self.weight_norm not in NORMS:
@@ -88,3 +91,5 @@ class Request:
             )
         if self.chunk is not None and self.chunk < 1:
             raise FlatlensError(f"chunk={self.chunk} is not a number of samples; give 1 or more")
+        if isinstance(self.inputs, str):
+            raise FlatlensError(f"inputs={self.inputs!r} is one name; give a list of names")

@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from flatlens.algebra.buffers import Buffers
@@ -27,12 +28,14 @@ from flatlens.passes.columns import ChunkColumns, ColumnTable
 from flatlens.passes.exact import Exact
 from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.independence import NeedsSinglesError, check_subset
+from flatlens.passes.input_choice import InputChoice, choose_inputs
 from flatlens.passes.request import Request
 from flatlens.passes.sharpness_only import SharpnessOnly
 from flatlens.passes.sketch import ExactIsCheaperError, SketchStrategy, plain_kernels
 from flatlens.probes import Probe
 
 Strategy = Exact | SharpnessOnly | SketchStrategy
+GROUP = 8  # samples that are run together where each is measured alone
 
 
 def look(model: nn.Module, batches: Iterable[Inputs], request: Request) -> Probe:
@@ -65,26 +68,33 @@ class _Pass:
 
     Attributes:
         choice: how the network is measured; None before the first batch.
+        inputs: which arguments a derivative is taken by; None before the first batch.
         arrangement: where the samples lie; None before the first batch.
         strategy: measures a chunk.
         table: the numbers so far.
+        group: samples that are run together, to see that they are independent, where each one is
+            measured alone.
         notes: what the user should know.
     """
 
     def __init__(self, subject: Subject, request: Request) -> None:
         self.subject, self.request = subject, request
         self.choice: Choice | None = None
+        self.inputs: InputChoice | None = None
         self.arrangement: Arrangement | None = None
         self.strategy: Strategy | None = None
         self.table = ColumnTable(subject)
         self.buffers = Buffers()
         self.M = 0
+        self.group = 1
         self.notes: list[str] = []
 
     def take(self, inputs: Inputs) -> None:
         """Measure one batch of inputs."""
         if inputs.n == 0:
             raise FlatlensError("there are no samples (n = 0); give at least one")
+        if self.inputs is not None:
+            inputs = self.inputs.apply(inputs)
         for t in inputs.floating:
             check_finite(t, self.table.n, "input")
         self.table.begin_batch(inputs.n)
@@ -101,7 +111,10 @@ class _Pass:
         if self.choice is None:
             self._begin(inputs)
         assert self.choice is not None
-        for samples in _chunks(inputs.n, self.choice.chunk):
+        assert self.inputs is not None
+        inputs = self.inputs.apply(inputs)
+        size = self.choice.chunk
+        for samples in _chunks(inputs.n, self.group if size == 1 else size):
             chunk = inputs.take(samples)
             if self.choice.chunk != 1:
                 try:
@@ -109,13 +122,37 @@ class _Pass:
                     continue
                 except NeedsSinglesError as why:
                     self._one_at_a_time(str(why))
-            for i in range(chunk.n):
-                self.table.add(self._measure(chunk.take(slice(i, i + 1))))
+            for group in _groups(chunk, self.group):
+                self._measure_each(group)
+
+    def _measure_each(self, group: Inputs) -> None:
+        """Measure samples one at a time; outputs of the whole group must be those of each alone."""
+        each = []
+        for i in range(group.n):
+            columns = self._measure(group.take(slice(i, i + 1)))
+            each.append(columns.columns["output",])
+            self.table.add(columns)
+        if group.n > 1:
+            together = self.subject.outputs_alone(group)
+            again = partial(self._outputs_of_each, group)
+            check_alone(together, torch.cat(each), again)
+
+    def _outputs_of_each(self, group: Inputs) -> Tensor:
+        one_by_one = (group.take(slice(i, i + 1)) for i in range(group.n))
+        return torch.cat([self.subject.outputs_alone(one) for one in one_by_one])
 
     def _begin(self, inputs: Inputs) -> None:
         """Look at one sample, choose the strategy and the chunk, and arrange the samples."""
         with plain_kernels(self.request.method == "sketch"):
-            solo = self.subject.run(inputs.take(slice(0, 1)), CapturePlan())
+            self.inputs, solo = choose_inputs(
+                self.subject.model,
+                inputs.take(slice(0, 1)),
+                self.request.inputs,
+                lambda one: self.subject.run(one, CapturePlan()),
+            )
+        inputs = self.inputs.apply(inputs)
+        if self.inputs.note:
+            self.notes.append(self.inputs.note)
         if not solo.recording.calls:
             raise FlatlensError("the network calls no linear or convolutional layer to measure")
         self.M = sum(t[0].numel() for t in solo.fed)
@@ -125,6 +162,9 @@ class _Pass:
         if not any(edge.node in solo.graph.nodes for edge in solo.edges):
             self.notes.append("no derivative by the input (detached, or under no_grad): it is 0")
         self.strategy = self._strategy(self.choice)
+        # chunk=1 of the user measures each alone, also where samples change one another.
+        largest = min(GROUP, max(2, self.choice.chunk))
+        self.group = 1 if self.request.chunk == 1 else largest
         asked, chunk = self.request.chunk, self.choice.chunk
         self.arrangement = arrange(self.subject, self.strategy.run, inputs, solo, chunk, asked)
         if self.arrangement.alone is not None:
@@ -151,6 +191,8 @@ class _Pass:
         """Run a chunk, see that its samples are independent, and measure it."""
         assert self.strategy is not None
         forward = self._forward(inputs)
+        assert self.inputs is not None
+        self.inputs.check(forward)
         arrangement = self.arrangement
         assert arrangement is not None
         check_subset(
@@ -181,7 +223,8 @@ class _Pass:
         assert self.choice is not None
         self.buffers.leave()
         probe = assemble(self.table, self.request.weight_norm, self.M, self.choice.chunk)
-        probe = probe.with_notes(*self.notes)
+        assert self.inputs is not None
+        probe = replace(probe, inputs=self.inputs.names).with_notes(*self.notes)
         if isinstance(self.strategy, SketchStrategy):
             return self.strategy.with_errors(probe)
         return probe
@@ -194,6 +237,12 @@ def _chunks(n: int, chunk: int) -> Iterator[slice]:
         for s in starts:
             yield slice(s, min(s + starts.step, n))
             advance()
+
+
+def _groups(inputs: Inputs, size: int) -> Iterator[Inputs]:
+    """Split a chunk into groups of at most ``size`` samples."""
+    for start in range(0, inputs.n, size):
+        yield inputs.take(slice(start, start + size))
 
 
 @contextlib.contextmanager

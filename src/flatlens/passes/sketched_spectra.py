@@ -17,6 +17,7 @@ from torch import Tensor
 from flatlens.algebra.lanczos import top_singular
 from flatlens.algebra.spectra import rank_tolerance
 from flatlens.algebra.sums import side_by_side
+from flatlens.capture.inputs import check_finite
 from flatlens.capture.layout import split
 from flatlens.errors import FlatlensError, first_line
 from flatlens.passes.columns import Key
@@ -127,7 +128,7 @@ class GramProduct:
         self.backs = [back for _, back in alive]
         self.edges = [setup.plan.edges[k] for k, _ in alive]
         self.layouts = [setup.plan.kept_rows[k][0] for k, _ in alive]
-        self.f, self.v0, self.signs = setup.f, v0, signs
+        self.f, self.v0, self.signs, self.start = setup.f, v0, signs, setup.forward.start
 
     def __call__(self, v: Tensor) -> Tensor:
         if not self.edges:
@@ -135,6 +136,8 @@ class GramProduct:
         g = self._onto(v)
         with needs_second_derivative():
             w = torch.autograd.grad(self.backs, self.v0, g, retain_graph=True)[0]
+        # A second derivative can be NaN where the first one is finite.
+        check_finite(w, self.start, "second derivative (Lanczos needs it)")
         return self.signs.from_outputs(w)
 
     def rows(self, v: Tensor) -> Tensor:

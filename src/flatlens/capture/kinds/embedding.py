@@ -35,9 +35,10 @@ def _call_embedding(
     if recording.parameters.trainable(weight) and not (scale_grad_by_freq or sparse):
         z = _note_lookup(recording, z, input, weight, padding_idx)
     flat = input.detach().flatten()
-    same = (t.numel() == len(flat) and torch.equal(t.flatten(), flat) for t in recording.tokens)
+    same = [t.numel() == len(flat) and torch.equal(t.flatten(), flat) for t in recording.tokens]
     if id(input) not in _derived(recording) or not any(same):
         return z
+    recording.scratch.setdefault("embedded_tokens", {})[same.index(True)] = True
     if not z.requires_grad:  # a frozen table
         z = z.detach().requires_grad_()
     recording.embedded.append((z.detach(), get_gradient_edge(z)))
@@ -91,6 +92,11 @@ def note_derived(recording: Recording, result: Any, args: Any) -> None:
     derived = _derived(recording)
     if integer and any(id(a) in derived for a in args):
         derived[id(result)] = result
+
+
+def embedded_tokens(recording: Recording) -> list[int]:
+    """The numbers of the integer inputs that an embedding read."""
+    return sorted(recording.scratch.get("embedded_tokens", {}))
 
 
 def _lookups(recording: Recording) -> dict[int, Any]:
