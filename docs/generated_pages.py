@@ -105,7 +105,7 @@ def module_section(module: str, sentence: str) -> list[str]:
 
 def command_line() -> str:
     """The page of the command line, from the app."""
-    from flatlens.cli import app
+    from flatlens.cli.app import app
 
     text = app.generate_docs(output_format="markdown")
     text = re.sub(r"^# flatlens\n", "# Command line\n", text)

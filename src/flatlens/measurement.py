@@ -150,6 +150,11 @@ class Measurement:
         """How each parameter entered the sharpness: layer, rule, slow, frozen or unused."""
         return {q.name: q.path for q in self.probe.parameters}
 
+    @property
+    def inputs(self) -> list[str]:
+        """The arguments of the model that derivatives are taken by."""
+        return list(self.probe.inputs)
+
     # -- other forms
 
     def to_dict(self) -> dict[str, float]:

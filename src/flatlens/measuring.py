@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -59,6 +59,7 @@ class Settings:
     chunk: int | None
     memory: int | None
     distributed: bool
+    inputs: Sequence[str | int] | None = None
 
 
 @no_type_check
@@ -80,6 +81,7 @@ def measure(
     memory: int | None = None,
     distributed: bool = False,
     n: int | None = None,
+    inputs: Sequence[str | int] | None = None,
 ) -> Measurement:
     """Measure the flatness and the compression of a network in one call.
 
@@ -109,6 +111,8 @@ def measure(
         distributed: x and y are this process's share of the samples; every process of the default
             group of torch.distributed gets the whole answer.
         n: measure this many samples, drawn at random from x with ``seed``.
+        inputs: names or places of the arguments that a derivative is taken by; None decides by
+            type and dependence. ``m.inputs`` lists them.
 
     Returns:
         A Measurement: ``m["sharpness"]``, ``m["eq12"]``, ``m.layers``, ``print(m)``.
@@ -127,6 +131,7 @@ def measure(
     settings = _settings(
         method, output, weight_norm, directions, seed, rtol, budget, chunk, memory, distributed
     )
+    settings = replace(settings, inputs=inputs)
     request, of = read_request(quantities), get_loss(loss)
     check_request(request, settings)
     if n is not None:
@@ -272,7 +277,8 @@ def _look(
     alone = plain and settings.method != "sketch" and request.sharpness_alone
     look_for = PassRequest(
         method=settings.method, output=settings.output, chunk=settings.chunk,
-        memory=settings.memory, root=root, weight_norm=settings.weight_norm,
+        memory=settings.memory, inputs=settings.inputs, root=root,
+        weight_norm=settings.weight_norm,
         sharpness_alone=alone, adaptive=ADAPTIVE in request.needs, budget=settings.budget,
         sketch=SketchOptions(settings.directions, settings.seed, settings.rtol, layer_top=1),
     )  # fmt: skip
