@@ -79,7 +79,10 @@ def read_request(quantities: Any) -> Request:
     names, functions = _names_and_functions(quantities)
     for name in names:
         if name not in METRICS and name not in OWN_PASSES and name not in table.NAMES:
-            raise FlatlensError(f"quantity {name!r} is unknown; choose from {known_names()}")
+            raise FlatlensError(
+                f"quantity {name!r} is unknown; choose from {', '.join([*METRICS, *OWN_PASSES])}, "
+                "or an inequality (eq12)"
+            )
     metrics = tuple(name for name in names if name in METRICS)
     inequalities = tuple(n for n in names if n in table.NAMES and n not in METRICS)
     return Request(
@@ -88,12 +91,6 @@ def read_request(quantities: Any) -> Request:
         inequalities=inequalities or None,
         functions=functions,
     )
-
-
-def known_names() -> str:
-    """List the sets, quantities and inequalities that can be asked for by name."""
-    inequalities = [name for name in table.NAMES if name not in METRICS]
-    return ", ".join([*METRICS, *OWN_PASSES, *inequalities, *SETS])
 
 
 def _names_and_functions(quantities: Any) -> tuple[list[str], tuple[OwnFunction, ...]]:

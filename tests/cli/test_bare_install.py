@@ -24,7 +24,7 @@ COMMANDS = [
     ("sweep --seeds 2 --engine dask --out runs/c", 2, "pip install 'flatlens[dask]'"),
     ("reproduce fig1 --scale smoke --out smoke", 2, "pip install 'flatlens[sweep]'"),
     ("reproduce --from nothing.jsonl.gz --out redrawn", 2, "nothing.jsonl.gz"),
-    ("zoo --models test_vit --random --images .", 2, "pip install"),
+    ("zoo --models test_vit --random --images . --n 1", 2, "pip install"),
     ("report runs/a", 2, "pip install"),
     ("data list", 0, "fashion-mnist"),
 ]

@@ -291,7 +291,9 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one(plain, tmp_path, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", full)
-        with pytest.raises(FlatlensError, match=r"Cannot write .*: No space left on device\.$"):
+        with pytest.raises(
+            FlatlensError, match=r"Cannot write .*: No space left on device; nothing was changed\.$"
+        ):
             report(plain.parent / "runs", out)
     assert out.read_text() == "old"
     assert list(tmp_path.iterdir()) == [out]

@@ -20,7 +20,7 @@ from flatlens.analysis.interventions import (
 from flatlens.figures.dose_response import dose_response
 from flatlens.reproduction.claims import verdicts
 from flatlens.reproduction.interventions import RECIPES
-from flatlens.reproduction.recipe import _read
+from flatlens.reproduction.recipe import read_recipe
 
 STEPS = (0, 10, 20, 30)
 # by how much the logarithm of each quantity changes for a unit of intervention
@@ -209,7 +209,7 @@ def test_figure_has_a_panel_for_each_quantity():
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_have_sixteen_arms_from_the_same_weights(name):
-    recipe = _read(name)
+    recipe = read_recipe(name)
     configs = recipe.configs("desk")
     seeds = recipe.scales["desk"]["seeds"]
     assert len(configs) == 16 * seeds

@@ -113,5 +113,5 @@ def test_no_scheduler_is_said(tmp_path):
 
 def test_without_dask_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(FlatlensError, match=r"pip install flatlens\[dask\]"):
+    with pytest.raises(FlatlensError, match=r"pip install 'flatlens\[dask\]'"):
         sweep(BASE, GRID, out=tmp_path, engine="dask")

@@ -18,7 +18,6 @@ from flatlens.penalties import (
     sharpness_penalty,
     twice_differentiable,
 )
-from flatlens.training import train as training
 from flatlens.training.config import Config
 from flatlens.training.penalised_steps import (
     IMAGES,
@@ -28,7 +27,9 @@ from flatlens.training.penalised_steps import (
     objective,
     step_generator,
 )
-from flatlens.training.train import batches, train
+from flatlens.training.state import TrainingState
+from flatlens.training.steps import batches
+from flatlens.training.train import train
 
 KINDS = {"sharpness": sharpness_penalty, "sensitivity": sensitivity_penalty}
 
@@ -291,7 +292,7 @@ def test_one_strength_has_one_name():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_follows_the_gradient_of_loss_and_penalty(kind):
     config = replace(SMALL, penalty=f"{kind}:0.02", steps=1)
-    state = training._State.start(config)
+    state = TrainingState.start(config)
     net, data = state.network, load("digits")
     index = next(batches(50, 20, 0, 0))
     x, eye = data.x_train[index].double(), torch.eye(10).double()
@@ -299,18 +300,18 @@ def test_a_step_follows_the_gradient_of_loss_and_penalty(kind):
     penalty = KINDS[kind](net, x, step_generator(0, 1, SIGNS))
     grads = torch.autograd.grad(loss + 0.02 * penalty, list(net.parameters()))
     wanted = [p - config.lr * g for p, g in zip(net.parameters(), grads, strict=True)]
-    assert training._step(state)(index, 1).item() == pytest.approx(loss.item(), rel=1e-12)
+    assert state.step_function()(index, 1).item() == pytest.approx(loss.item(), rel=1e-12)
     for p, w in zip(net.parameters(), wanted, strict=True):
         torch.testing.assert_close(p, w, rtol=1e-10, atol=1e-14)
 
 
 def test_weight_decay_is_l2_in_the_gradient():
-    state = training._State.start(replace(SMALL, weight_decay=0.3))
+    state = TrainingState.start(replace(SMALL, weight_decay=0.3))
     net, index = state.network, torch.arange(20)
     loss = F.mse_loss(net(state.train.x[index]), state.train.targets[index])
     grads = torch.autograd.grad(loss, list(net.parameters()))
     wanted = [p - 0.1 * (g + 0.3 * p) for p, g in zip(net.parameters(), grads, strict=True)]
-    training._step(state)(index, 1)
+    state.step_function()(index, 1)
     for p, w in zip(net.parameters(), wanted, strict=True):
         torch.testing.assert_close(p, w, rtol=1e-12, atol=1e-15)
 
@@ -327,7 +328,7 @@ def test_weight_decay_is_l2_in_the_gradient():
 )
 def test_a_stopped_run_ends_bit_for_bit_as_one_that_was_not(tmp_path, monkeypatch, config):
     train(config, tmp_path / "whole", progress=False)
-    go, calls = training._step, []
+    go, calls = TrainingState.step_function, []
 
     def stopping(state):
         step_once = go(state)
@@ -341,7 +342,7 @@ def test_a_stopped_run_ends_bit_for_bit_as_one_that_was_not(tmp_path, monkeypatc
         return step
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "_step", stopping)
+        patch.setattr(TrainingState, "step_function", stopping)
         with pytest.raises(KeyboardInterrupt):
             train(config, tmp_path / "stopped", progress=False)
     train(config, tmp_path / "stopped", progress=False)

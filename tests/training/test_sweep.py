@@ -274,13 +274,14 @@ def test_losses_count_only_against_runs_that_were_alone(tmp_path):
     assert outcomes[bad.name].error.splitlines()[-1] == "Its worker process died."
 
 
-def test_a_damaged_run_is_told_and_the_others_are_done(tmp_path):
+def test_a_finished_run_that_lost_records_is_trained_again(tmp_path):
     grid = {"seed": [0]}
     sweep(BASE, grid, out=tmp_path, workers=1)
     records_file = tmp_path / cells(BASE, grid)[0].name / "records.jsonl"
-    records_file.write_text("{\n" + records_file.read_text())
-    with pytest.raises(SweepError, match=r"Line 1 of .*records.jsonl is damaged"):
-        sweep(BASE, grid, out=tmp_path, workers=1)
+    before = records_file.read_bytes()
+    records_file.write_bytes(b"{\n" + before)
+    sweep(BASE, grid, out=tmp_path, workers=1)  # trained again, not passed over as done
+    assert records_file.read_bytes() == before
 
 
 UNGUARDED = """

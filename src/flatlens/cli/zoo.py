@@ -126,7 +126,8 @@ def zoo(
         progress=show_progress(quiet),
     )  # fmt: skip
     good, dropped = table.precise_models(frame, max_se)
-    summary = table.summary(frame, good, dropped) | _figure(good, out, source)
+    figure = _figure(good, out, source) if len(frame) else {}
+    summary = table.summary(frame, good, dropped) | figure
     if not quiet:
         print(as_json_text(summary) if as_json else table.text(summary))
     return FAILED if summary["skipped"] else BUSY if summary["busy"] else 0

@@ -43,7 +43,7 @@ def to_plain(value: Any) -> Any:
         return {str(key): to_plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_plain(entry) for entry in value]
-    if hasattr(value, "tolist"):  # numpy scalars and arrays, without an import of numpy
+    if type(value).__module__ == "numpy":  # its scalars and arrays, without an import of numpy
         return to_plain(value.tolist())
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))

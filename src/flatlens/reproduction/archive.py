@@ -87,7 +87,11 @@ def check_record(record: Mapping[str, Any], where: str) -> None:
     Raises:
         FlatlensError: names the field, its value and what is expected.
     """
-    for field in ("recipe", "run", "step", "steps"):
+    # A measured model has no steps of training.
+    needed = (
+        ("recipe", "run", "step") if "parameters" in record else ("recipe", "run", "step", "steps")
+    )
+    for field in needed:
         if record.get(field) is None:
             raise FlatlensError(f"{where} has no {field!r}.")
     for field in ("recipe", "run"):

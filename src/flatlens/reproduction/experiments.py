@@ -46,6 +46,7 @@ def reproduce(
     results = []
     if figures or not own:
         results.append(reproduce_figures(figures, source=source, **options))
+    options["scale"] = options.get("scale") or "desk"
     results += [EXPERIMENTS[name](source=source, **options) for name in dict.fromkeys(own)]
     return Reproduction(
         [file for result in results for file in result.files],
