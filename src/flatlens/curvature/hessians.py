@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from flatlens.algebra.traces import VECTORS
 from flatlens.capture.inputs import Inputs, batches, check_alone, check_finite, outputs
 from flatlens.capture.kinds.normalisation import channel_view, standardised
-from flatlens.capture.no_trace import in_float, original, untouched
+from flatlens.capture.no_trace import ignore_hook, in_float, original, untouched
 from flatlens.capture.recorder import Recorder
 from flatlens.capture.recording import CapturePlan
 from flatlens.errors import FlatlensError, first_line
@@ -141,7 +141,8 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return v * (g / norm)
 
 
-FORMULAS: dict[Any, Callable[..., Tensor]] = {
+FORMULAS: dict[Any, Callable[..., Any]] = {
+    Tensor.register_hook: ignore_hook,
     F.batch_norm: _batch_norm,
     torch._weight_norm: _weight_norm,
     torch.ops.aten._weight_norm: _weight_norm,
