@@ -55,7 +55,8 @@ class Krylov:
             if bool(lost.any()):
                 other = _orthogonal(random_vector(v, n + j), self.basis[:, :j])
                 v = torch.where(lost[:, None], other, v)
-            self.basis[:, j] = v / v.norm(dim=1, keepdim=True)
+            wide = v.double()  # in float32 the norm of a small or large vector is 0 or infinite
+            self.basis[:, j] = wide / wide.norm(dim=1, keepdim=True)
         known = self.basis[:, : self.steps]
         for j in range(self.last_block, self.steps):
             w = self.product(self.basis[:, j])

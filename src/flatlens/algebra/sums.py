@@ -8,11 +8,20 @@ from torch import Tensor
 
 TINY = 1e-8  # below this a derivative is squared in float64: in float32 its square may vanish
 
+HUGE = 1e15  # above this, too: in float32 its square may overflow
+
+
+def out_of_range(t: Float[Tensor, "b k"]) -> bool:
+    """Whether the squares of some sample's entries may vanish or overflow in float32."""
+    sizes = torch.linalg.vector_norm(t.detach(), float("inf"), dim=1)
+    return bool(((sizes > HUGE) | ((sizes < TINY) & (sizes > 0))).any())
+
 
 def squares(t: Tensor, dim: int) -> Tensor:
     """Sum squares over ``dim``, in float64 where those of float32 may vanish."""
     total = t.square().sum(dim)
-    if t.dtype == torch.float32 and bool((summed(total) < TINY**2).any()):
+    sizes = summed(total)
+    if t.dtype == torch.float32 and bool(((sizes < TINY**2) | ~torch.isfinite(sizes)).any()):
         return t.double().square().sum(dim)
     return total
 

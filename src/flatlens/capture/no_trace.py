@@ -1,16 +1,21 @@
-"""Measuring leaves no trace: modes, buffers, gradients and RNG are as before, come what may."""
+"""Measuring leaves no trace: modes, parameters, buffers, hooks and RNG are as before, always."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
+from torch.nn.parameter import is_lazy
+from torch.utils.hooks import RemovableHandle
 
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, first_line
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -24,27 +29,66 @@ def original(model: nn.Module) -> nn.Module:
 
 
 def in_float(model: nn.Module) -> tuple[nn.Module, torch.dtype, list[str]]:
-    """The model to measure and its precision; a half-precision one is copied to float32."""
+    """The model to measure and its precision; a half-precision one is copied to float32.
+
+    Raises:
+        FlatlensError: if parameters are complex or have no values, or a copy cannot be made.
+    """
+    without = [n for n, t in (*model.named_parameters(), *model.named_buffers()) if t.is_meta]
+    if without:
+        raise FlatlensError(
+            f"{', '.join(without[:3])}{', ...' if len(without) > 3 else ''} on the meta device "
+            "have no values; load the weights (model.to_empty, load_state_dict) before measuring"
+        )
     own = {p.dtype for p in model.parameters()}
     dtypes = own | {b.dtype for b in model.buffers() if b.is_floating_point() or b.is_complex()}
     if any(d.is_complex for d in dtypes):
         raise FlatlensError("the model has complex parameters; only real networks are measured")
     if any(d in HALF for d in dtypes):
         note = "half-precision parameters: measured on a float32 copy of the model"
-        return copy.deepcopy(model).float(), torch.float32, [note]
+        return _float_copy(model), torch.float32, [note]
     double = (own or dtypes) == {torch.float64}  # what is coarsest limits the digits
     return model, torch.float64 if double else torch.float32, []
 
 
+def _float_copy(model: nn.Module) -> nn.Module:
+    """Copy a model in float32, also tensors that a module keeps as plain attributes.
+
+    Pruning and the older weight norm keep the last computed weight as an attribute. It is part of a
+    graph, so that ``deepcopy`` refuses it; a copy of its values stands in for it.
+    """
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for value in _plain_tensors(module).values():
+            if not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    try:
+        duplicate = copy.deepcopy(model, memo).float()
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        raise FlatlensError(
+            f"the half-precision model cannot be copied to float32 ({first_line(error)}); convert "
+            "it yourself with model.float()"
+        ) from error
+    for module in duplicate.modules():
+        for name, value in _plain_tensors(module).items():
+            if value.dtype in HALF:
+                module.__dict__[name] = value.float()
+    return duplicate
+
+
+def _plain_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Tensors that a module keeps as plain attributes, neither parameters nor buffers."""
+    return {k: v for k, v in module.__dict__.items() if isinstance(v, Tensor)}
+
+
 @contextlib.contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode with gradients on; everything is put back at the end."""
-    training = [(m, m.training) for m in model.modules()]
-    embeddings = [m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
-    changing = [m.weight for m in embeddings if m.max_norm is not None]
-    values = [(t, t.detach().clone()) for t in [*model.buffers(), *changing]]
-    buffers = [(m, dict(m._buffers)) for m in model.modules()]
-    hooked = [(p, p._backward_hooks) for p in model.parameters() if p._backward_hooks]
+    """Evaluation mode with gradients on; everything is put back at the end.
+
+    Put back are modes, parameters, buffers, plain attributes of modules and random generators.
+    Backward hooks of modules and parameters are off: they would change what autograd delivers.
+    Forward hooks stay on: what they change is part of the model.
+    """
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=devices))
@@ -53,24 +97,123 @@ def untouched(model: nn.Module) -> Iterator[None]:
         for device in {p.device.type for p in model.parameters()} | {"cpu"}:
             stack.enter_context(torch.autocast(device, enabled=False))
         stack.enter_context(_eager())
+        modules = [_ModuleState(module) for module in model.modules()]
+        tensors = [*model.parameters(), *model.buffers()]
+        tensors += [t for state in modules for t in _plain_tensors(state.module).values()]
+        values = [_Values(t) for t in {id(t): t for t in tensors}.values() if not is_lazy(t)]
+        stack.enter_context(_no_global_hooks())
         try:
-            for module, _ in training:
-                module.training = False
-            for p, _ in hooked:  # they would change the gradient
-                p._backward_hooks = None
+            for state in modules:
+                state.prepare()
+            for value in values:
+                value.prepare()
             yield
         finally:
-            for module, flag in training:
-                module.training = flag
-            for p, hooks in hooked:
-                p._backward_hooks = hooks
-            for module, known in buffers:  # a forward pass may put others in their place
-                module._buffers.clear()
-                module._buffers.update(known)
-            with torch.no_grad():
-                for tensor, value in values:
-                    if not torch.equal(tensor, value):
-                        tensor.copy_(value)
+            for state in modules:
+                state.restore()
+            for value in values:
+                value.restore()
+
+
+class _ModuleState:
+    """The attributes of one module, to be put back.
+
+    A scripted module keeps its parameters and buffers outside of Python.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.training = module, module.training
+        self.attributes, self.members = dict(module.__dict__), self._members()
+        self.scripted = isinstance(module, torch.jit.ScriptModule)
+        self.own = list(module.named_buffers(recurse=False)) if self.scripted else []
+        self.registered = (
+            {}
+            if self.scripted
+            else {name: dict(module.__dict__[name]) for name in ("_parameters", "_buffers")}
+        )
+
+    def prepare(self) -> None:
+        """Switch to evaluation mode, without backward hooks."""
+        self.module.training = False
+        for hooks in ("_backward_hooks", "_backward_pre_hooks"):
+            if self.attributes.get(hooks):
+                self.module.__dict__[hooks] = OrderedDict()
+
+    def restore(self) -> None:
+        """Put everything back, also what a forward pass put in the place of something else."""
+        attributes = self.module.__dict__
+        self.module.training = self.training
+        if self._members() != self.members:  # built by its first forward pass, and stays so
+            for name in ("_backward_hooks", "_backward_pre_hooks"):
+                attributes[name] = self.attributes[name]
+            return
+        for name in attributes.keys() - self.attributes.keys():
+            del attributes[name]
+        attributes.update(self.attributes)
+        for name, known in self.registered.items():
+            attributes[name].clear()
+            attributes[name].update(known)
+        for name, buffer in self.own:
+            if getattr(self.module, name).data_ptr() != buffer.data_ptr():
+                setattr(self.module, name, buffer)
+
+    def _members(self) -> list[str]:
+        """The names of the module's own parameters and of its children."""
+        own = [name for name, _ in self.module.named_parameters(recurse=False)]
+        return own + [name for name, _ in self.module.named_children()]
+
+
+class _Values:
+    """The values of one tensor, to be put back: a forward pass may constrain its weights.
+
+    Values are copied, because a change through ``.data`` leaves no mark that could be seen.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.storage = tensor, tensor.detach()
+        self.copy = self.storage.clone()
+        self.needs_gradient, self.hooks = tensor.requires_grad, tensor._backward_hooks
+
+    def prepare(self) -> None:
+        """Take the hooks off: they would change the gradient."""
+        if self.hooks:
+            self.tensor._backward_hooks = None
+
+    def restore(self) -> None:
+        """Put values, storage and hooks back."""
+        if self.hooks:
+            self.tensor._backward_hooks = self.hooks
+        if self.tensor.is_leaf and self.tensor.requires_grad != self.needs_gradient:
+            self.tensor.requires_grad_(self.needs_gradient)
+        with torch.no_grad():
+            if not _same_memory(self.tensor, self.storage):
+                self.tensor.data = self.storage
+            if not torch.equal(self.storage, self.copy):
+                self.tensor.detach().copy_(self.copy)
+
+
+def _same_memory(one: Tensor, two: Tensor) -> bool:
+    return one.shape == two.shape and one.dtype == two.dtype and one.data_ptr() == two.data_ptr()
+
+
+@contextlib.contextmanager
+def _no_global_hooks() -> Iterator[None]:
+    """Switch off backward hooks that were registered for all modules."""
+    registries = module_hooks._global_backward_hooks, module_hooks._global_backward_pre_hooks
+    known = [(registry, dict(registry)) for registry in registries]
+    try:
+        for registry, _ in known:
+            registry.clear()
+        yield
+    finally:
+        for registry, hooks in known:
+            registry.clear()
+            registry.update(hooks)
+
+
+def ignore_hook(*_: Any) -> RemovableHandle:
+    """Stand in for ``Tensor.register_hook``: a hook could change what autograd delivers."""
+    return RemovableHandle(OrderedDict())
 
 
 @contextlib.contextmanager

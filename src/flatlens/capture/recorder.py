@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from flatlens.capture.kinds import BY_NAME, HANDLERS
 from flatlens.capture.kinds.attention import REENTERED, reenter
 from flatlens.capture.kinds.embedding import note_derived
+from flatlens.capture.no_trace import ignore_hook
 from flatlens.capture.recording import CapturePlan, Recording
 
 
@@ -40,6 +41,8 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if not torch.is_grad_enabled():  # no derivative passes here
             return func(*args, **kwargs)
+        if func is Tensor.register_hook:  # derivatives are those of the function itself
+            return ignore_hook()
         if func in REENTERED:
             return reenter(self, func, args, kwargs)
         handler = HANDLERS.get(func) or BY_NAME.get(getattr(func, "__name__", ""))

@@ -104,11 +104,13 @@ def zoo(
     quiet
         Show no progress and print nothing but errors.
     """
+    from flatlens.training import timm_models
     from flatlens.zoo import table
     from flatlens.zoo.figure_files import check_figures
     from flatlens.zoo.settings import Zoo
     from flatlens.zoo.zoo import zoo
 
+    timm_models.timm()  # a missing package is said before anything else
     source = str(weights) if weights else "pretrained" if pretrained else "random"
     if show:
         print_table(table.listing(models, source, n))

@@ -11,13 +11,25 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from flatlens.capture.kinds.normalisation import channel_view, standardised
+from flatlens.capture.no_trace import ignore_hook
 
 
 class RightFormulas(TorchFunctionMode):
-    """Formulas in place of kernels whose derivatives are wrong (torch 2.13 on the CPU)."""
+    """Run formulas in place of kernels whose derivatives are wrong.
+
+    Args:
+        ignore_hooks: also ignore hooks that the model puts on its own tensors. A measurement must
+            not be changed by them; a training keeps them.
+    """
+
+    def __init__(self, ignore_hooks: bool = False) -> None:
+        super().__init__()
+        self.formulas: dict[Any, Callable[..., Any]] = dict(FORMULAS)
+        if ignore_hooks:
+            self.formulas[Tensor.register_hook] = ignore_hook
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return FORMULAS.get(func, func)(*args, **(kwargs or {}))
+        return self.formulas.get(func, func)(*args, **(kwargs or {}))
 
 
 def _batch_norm(

@@ -75,7 +75,7 @@ class Network:
     def outputs(self, inputs: Inputs, call: Callable[..., Any] | None = None) -> Tensor:
         """f as [batch, N], of the model or of ``call`` in its place."""
         own = inputs.map(lambda t: t.clone())  # the model may overwrite what it is given
-        with RightFormulas():
+        with RightFormulas(ignore_hooks=True):
             return outputs(own, call or self.model, self.output)
 
     def _trial(self, chunk: int | None) -> int:

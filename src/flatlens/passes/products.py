@@ -21,6 +21,11 @@ def gradients(scalar: Tensor, edges: Sequence[GradientEdge], retain: bool) -> Gr
     try:
         grads = torch.autograd.grad(scalar, edges, retain_graph=retain, allow_unused=True)
     except RuntimeError as error:
+        if "modified by an inplace operation" in str(error):
+            raise FlatlensError(
+                "the model changes its weights or activations in place while autograd still needs "
+                "them; apply such a constraint outside of forward, or through .data"
+            ) from error
         if not isinstance(error, CheckpointError) and "use_reentrant" not in str(error):
             raise
         raise FlatlensError(

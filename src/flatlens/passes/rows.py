@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flatlens import tuning
 from flatlens.algebra.buffers import Buffers
-from flatlens.algebra.sums import relative, side_by_side, squares, summed
+from flatlens.algebra.sums import out_of_range, relative, side_by_side, squares, summed
 from flatlens.capture.layout import split
 from flatlens.capture.recording import Lookup
 from flatlens.passes.forward import Forward, Named
@@ -221,7 +221,10 @@ def share(p: Tensor, uses: Sequence[Tensor | None]) -> Share:
 
 def weighed(p: Tensor, power: Float[Tensor, "b numel"]) -> Share:
     """The same from the squares of its gradient, summed over outputs."""
-    return summed(power), summed(power * p.detach().flatten().square())
+    values = p.detach().flatten()
+    if out_of_range(values[None]):
+        values = values.double()
+    return summed(power), summed(power * values.square())
 
 
 def table_share(p: Tensor, looked_up: Sequence[tuple[Tensor, Lookup]]) -> Share:

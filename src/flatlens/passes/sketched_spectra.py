@@ -8,6 +8,7 @@ both from random directions.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -97,7 +98,7 @@ class SpectrumFinder:
         result = top_singular(product, start, top, tolerance, MAX_STEPS)
         self.converged = self.converged and bool(result.converged.all())
         limit = rank_tolerance(self.setup.f.dtype, *shape)
-        values = _small_values(result.values, looked, gram, limit)
+        values = _small_values(result.values / gram.scale, looked, gram, limit)
         looked.clear()
         singular = values.new_full((len(values), min(shape)), torch.nan)
         known = torch.where(result.converged, values, torch.nan)
@@ -113,7 +114,8 @@ class SpectrumFinder:
 class GramProduct:
     """The product v -> A A^T v: onto the edges, and back through their dependence on v0.
 
-    A is df/dx at the edges, or R^T df/dx for a loss.
+    A is df/dx at the edges, or R^T df/dx for a loss. The product is that of ``scale`` A, because
+    squares of a small or large A are no float32.
     """
 
     def __init__(
@@ -129,16 +131,23 @@ class GramProduct:
         self.edges = [setup.plan.edges[k] for k, _ in alive]
         self.layouts = [setup.plan.kept_rows[k][0] for k, _ in alive]
         self.f, self.v0, self.signs, self.start = setup.f, v0, signs, setup.forward.start
+        self.scale = 0.0  # a power of two, from the first product
 
     def __call__(self, v: Tensor) -> Tensor:
         if not self.edges:
+            self.scale = 1.0
             return torch.zeros_like(v)
         g = self._onto(v)
+        if self.scale == 0.0:
+            largest = max(float(t.abs().max()) if t.numel() else 0.0 for t in g)
+            usable = 0.0 < largest < float("inf")
+            self.scale = 2.0 ** -round(math.log2(largest)) if usable else 1.0
+        g = tuple(t * self.scale for t in g)
         with needs_second_derivative():
             w = torch.autograd.grad(self.backs, self.v0, g, retain_graph=True)[0]
         # A second derivative can be NaN where the first one is finite.
         check_finite(w, self.start, "second derivative (Lanczos needs it)")
-        return self.signs.from_outputs(w)
+        return self.signs.from_outputs(w) * self.scale
 
     def rows(self, v: Tensor) -> Tensor:
         """A^T v of each sample, [b, entries]."""
