@@ -99,9 +99,13 @@ class Subject:
         """Return f without a recording.
 
         Gradients are on but nothing is saved for them: without gradients torch may pick other
-        kernels, which round differently.
+        kernels, which round differently. A model that differentiates inside its forward pass needs
+        what is saved, and runs again with it.
         """
-        with saved_tensors_hooks(lambda _: None, lambda _: torch.empty(0)):
+        try:
+            with saved_tensors_hooks(lambda _: None, lambda _: torch.empty(0)):
+                return outputs(_prepared(inputs), self.model, self.output).detach()
+        except FlatlensError:
             return outputs(_prepared(inputs), self.model, self.output).detach()
 
     def _check(self, f: Tensor, start: int) -> None:
