@@ -27,7 +27,7 @@ from flatlens.report.page import Page, plotly_js
 from flatlens.report.sources import Source, read
 from flatlens.report.training_section import training_section
 from flatlens.reproduction.json_files import write_text
-from flatlens.zoo.zoo import kept
+from flatlens.zoo.table import precise_models
 
 
 def report(
@@ -78,7 +78,7 @@ def build_page(source: Source, measured: Measured, max_se: float) -> str:
         page.section(title, *training_section(page, df))
         figures |= static_figures(df, f"{k + 1}-" if k else "")
     if source.zoo is not None:
-        good, dropped = kept(source.zoo, max_se)
+        good, dropped = precise_models(source.zoo, max_se)
         content = model_section(page, source, good, dropped, max_se)
         page.section("Figure 3: the zoo", *content)
         figures["figure3"] = partial(figure3, good)

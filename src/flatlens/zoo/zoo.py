@@ -34,10 +34,9 @@ from flatlens.zoo.table import converged, precise_models
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["SKIPPED", "Zoo", "converged", "kept", "precise_models", "run_model", "zoo"]
+__all__ = ["SKIPPED", "Zoo", "converged", "precise_models", "run_model", "zoo"]
 
 SKIPPED = "skipped.txt"
-kept = precise_models  # the name that the report imports
 
 
 def zoo(
