@@ -16,7 +16,7 @@ from torch.utils.data import (
 )
 
 import flatlens as fl
-from flatlens.sampling import draw
+from flatlens.measurement.sampling import draw
 
 x = torch.arange(50)
 y = 10 * x

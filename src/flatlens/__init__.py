@@ -12,10 +12,10 @@ from flatlens.errors import FlatlensError
 if TYPE_CHECKING:
     from flatlens import figures, perturb
     from flatlens.algebra.traces import Estimate
-    from flatlens.comparison import Comparison, compare
     from flatlens.inequalities import Bounds, Inequality, bounds
     from flatlens.measurement import Measurement
-    from flatlens.measuring import measure
+    from flatlens.measurement.comparison import Comparison, compare
+    from flatlens.measurement.measuring import measure
     from flatlens.metrics import (
         adaptive_sharpness,
         input_invariant_mls,
@@ -87,10 +87,10 @@ __all__ = [
 # and ``flatlens --help`` must not wait for it.
 _HOMES = {
     "algebra.traces": ("Estimate",),
-    "comparison": ("Comparison", "compare"),
+    "measurement.comparison": ("Comparison", "compare"),
     "inequalities": ("Bounds", "Inequality", "bounds"),
     "measurement": ("Measurement",),
-    "measuring": ("measure",),
+    "measurement.measuring": ("measure",),
     "metrics": (
         *("sharpness", "sharpness_untied", "adaptive_sharpness", "matrix_normalized_sharpness"),
         *("mls", "nmls", "nmls_through", "weighted_nmls", "normalized_mls", "input_invariant_mls"),

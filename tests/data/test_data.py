@@ -567,7 +567,7 @@ def test_images_beyond_the_memory_are_refused(tmp_path):
 
 
 def test_an_npz_bomb_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("flatlens.memory.total_memory", lambda: 10**6)
+    monkeypatch.setattr("flatlens.data.memory.total_memory", lambda: 10**6)
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros((1000, 1000)), y=np.zeros(1000))
     assert "GB of memory" in refusal(f"npz:{tmp_path}/a.npz")
 

@@ -192,7 +192,9 @@ def test_n_draws_samples_with_the_seed(monkeypatch):
         chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:n]
         return x[chosen], y[chosen]
 
-    monkeypatch.setitem(sys.modules, "flatlens.sampling", types.SimpleNamespace(draw=draw))
+    monkeypatch.setitem(
+        sys.modules, "flatlens.measurement.sampling", types.SimpleNamespace(draw=draw)
+    )
     y = torch.tensor([0, 1, 0, 1])
     m, again, other = (fl.measure(NET, X, y, n=2, seed=s) for s in (0, 0, 3))
     assert m.probe.n == 2

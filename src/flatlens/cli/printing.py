@@ -10,7 +10,7 @@ COUNTS = ("step", "steps", "samples", "parameters")  # printed as whole numbers
 
 def print_table(lines: list[list[str]]) -> None:
     """Print lines of cells in aligned columns."""
-    from flatlens.printing import columns
+    from flatlens.measurement.printing import columns
 
     print("\n".join(columns(lines)))
 
@@ -21,7 +21,7 @@ def cell(name: str, value: float) -> str:
     >>> cell("step", 10000.0), cell("nmls", 1.23456789)
     ('10,000', '1.2346')
     """
-    from flatlens.printing import number
+    from flatlens.measurement.printing import number
 
     return f"{value:,.0f}" if name in COUNTS and value == value else number(value)
 

@@ -19,8 +19,8 @@ import numpy as np
 from jaxtyping import UInt8
 from numpy.typing import NDArray
 
+from flatlens.data.memory import refuse_beyond_memory
 from flatlens.errors import FlatlensError, first_line
-from flatlens.memory import refuse_beyond_memory
 
 CIFAR_CLASSES = 10
 CIFAR_IMAGE = (3, 32, 32)  # red, green and blue planes, each row by row

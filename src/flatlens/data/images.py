@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, UInt8
 
+from flatlens.data.memory import refuse_beyond_memory
 from flatlens.errors import FlatlensError
-from flatlens.memory import refuse_beyond_memory
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 MODES = {1: "L", 3: "RGB"}  # Pillow's names for grey and colour

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
+from flatlens.data.memory import refuse_beyond_memory
 from flatlens.errors import FlatlensError
-from flatlens.memory import refuse_beyond_memory
 
 Arrays = tuple[Float[np.ndarray, "m ..."], Int[np.ndarray, " m"]]
 

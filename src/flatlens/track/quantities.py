@@ -12,9 +12,9 @@ import torch
 from flatlens.arguments import short_repr
 from flatlens.errors import FlatlensError, first_line
 from flatlens.measurement import Measurement
+from flatlens.measurement.quantities import OWN_PASSES
 from flatlens.metrics import HEADLINE, METRICS
 from flatlens.probes import Probe
-from flatlens.quantities import OWN_PASSES
 
 Function = Callable[[Probe], Any]
 Own = dict[str, np.ndarray]  # values of the user's functions by their names

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from flatlens.arguments import no_type_check
 from flatlens.capture.inputs import batches
 from flatlens.errors import FlatlensError
-from flatlens.sampling import draw, select
+from flatlens.measurement.sampling import draw, select
 
 PART = 4  # a part of the samples is one in four
 

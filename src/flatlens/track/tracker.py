@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from flatlens.arguments import no_type_check
 from flatlens.errors import FlatlensError
 from flatlens.measurement import Measurement
-from flatlens.measuring import measure
+from flatlens.measurement.measuring import measure
 from flatlens.runs import Run
 from flatlens.track import checks
 from flatlens.track.budget import Level, TimeBudget, levels, now

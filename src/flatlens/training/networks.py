@@ -31,9 +31,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flatlens.data.memory import refuse_beyond_memory
 from flatlens.errors import FlatlensError
 from flatlens.files.reading import shown
-from flatlens.memory import refuse_beyond_memory
 from flatlens.training import timm_models
 
 LONGEST = 300  # characters of the message of an exception in a user's factory

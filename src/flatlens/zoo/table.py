@@ -96,7 +96,7 @@ def summary(frame: pd.DataFrame, good: pd.DataFrame, dropped: dict[str, float]) 
 
 def text(summary: Mapping[str, Any]) -> str:
     """Write a summary as lines of text: a table of the models, then one line for each other."""
-    from flatlens.printing import columns
+    from flatlens.measurement.printing import columns
 
     lines: list[str] = []
     if summary["models"]:
@@ -116,7 +116,7 @@ def text(summary: Mapping[str, Any]) -> str:
 
 
 def _cell(name: str, value: Any) -> str:
-    from flatlens.printing import number
+    from flatlens.measurement.printing import number
 
     if isinstance(value, str):
         return value

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flatlens import notebook, plots, printing
 from flatlens.arguments import check_instance, no_type_check
 from flatlens.errors import FlatlensError
-from flatlens.measurement import Measurement
+from flatlens.measurement import notebook, plots, printing
+from flatlens.measurement.result import Measurement
 from flatlens.metrics import HEADLINE
 
 if TYPE_CHECKING:

@@ -22,15 +22,7 @@ from flatlens.errors import FlatlensError, first_line
 from flatlens.inequalities import Bounds
 from flatlens.inequalities.evaluate import bounds_named
 from flatlens.losses import Custom, Loss, get_loss, targets
-from flatlens.measurement import LOSS_AWARE, Measurement
-from flatlens.metrics import ADAPTIVE, METRICS
-from flatlens.passes.distributed import gathered, needs_group
-from flatlens.passes.probing import check_arguments
-from flatlens.passes.request import NORMS, Root, SketchOptions
-from flatlens.passes.request import Request as PassRequest
-from flatlens.passes.run import look
-from flatlens.probes import Array, Probe
-from flatlens.quantities import (
+from flatlens.measurement.quantities import (
     OwnFunction,
     Quantities,
     Request,
@@ -39,7 +31,15 @@ from flatlens.quantities import (
     own_value,
     read_request,
 )
-from flatlens.sampling import draw
+from flatlens.measurement.result import LOSS_AWARE, Measurement
+from flatlens.measurement.sampling import draw
+from flatlens.metrics import ADAPTIVE, METRICS
+from flatlens.passes.distributed import gathered, needs_group
+from flatlens.passes.probing import check_arguments
+from flatlens.passes.request import NORMS, Root, SketchOptions
+from flatlens.passes.request import Request as PassRequest
+from flatlens.passes.run import look
+from flatlens.probes import Array, Probe
 
 Method = Literal["auto", "exact", "sketch"]
 METHODS = ("auto", "exact", "sketch")

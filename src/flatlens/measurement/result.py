@@ -8,12 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatlens import notebook, plots, printing, saving
 from flatlens.arguments import no_type_check
 from flatlens.errors import FlatlensError
 from flatlens.files.plain_json import dumps
 from flatlens.inequalities import Bounds, Inequality
 from flatlens.inequalities.layers import layer_bounds
+from flatlens.measurement import notebook, plots, printing, saving
 from flatlens.metrics import METRICS, Metric, layer_row
 from flatlens.probes import Array, Probe
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from flatlens import printing
+from flatlens.measurement import printing
 
 STYLE = "border-collapse:collapse;font-size:90%;margin:4px 0"
 CELL = "padding:1px 8px;text-align:right;font-variant-numeric:tabular-nums"
