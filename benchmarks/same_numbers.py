@@ -1,6 +1,6 @@
 """Compare every number of many networks between two versions of the package.
 
-    PYTHONPATH=OLD/src:OLD/tests python benchmarks/same_numbers.py write before.json
+    PYTHONPATH=OLD/src:tests python benchmarks/same_numbers.py write before.json
     PYTHONPATH=src:tests python benchmarks/same_numbers.py write after.json
     python benchmarks/same_numbers.py compare before.json after.json
 
@@ -52,7 +52,11 @@ def measured() -> dict[str, dict[str, Any]]:
     from traps import ZOO
 
     import flatlens as fl
-    from flatlens.training.networks import build
+
+    try:
+        from flatlens.training.networks import build
+    except ImportError:  # version 0.1.0
+        from flatlens.experiments.models import build  # type: ignore[import-not-found, no-redef]
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
