@@ -242,8 +242,8 @@ class Custom(Loss):
             raise FlatlensError(f"the loss {self.name} fails: {first_line(error)}") from error
 
     def _each(self, f: Tensor, y: Tensor) -> Tensor:
-        rows = [slice(i, i + 1) for i in range(len(f))]
-        return torch.stack([self._of(f[i], y[i]).reshape(()) for i in rows])
+        samples = [slice(i, i + 1) for i in range(len(f))]
+        return torch.stack([self._of(f[i], y[i]).reshape(()) for i in samples])
 
     @torch.no_grad()
     def _check(self, f: Tensor, y: Tensor, whole: Tensor, each: Tensor) -> None:

@@ -16,9 +16,9 @@ from flatlens import tuning
 GRAM_LIMIT = 1e-8  # smallest trusted eigenvalue of a Gram matrix, relative to the largest
 
 
-def rank_tolerance(dtype: torch.dtype, rows: int, columns: int) -> float:
+def rank_tolerance(dtype: torch.dtype, height: int, width: int) -> float:
     """Singular values below this fraction of the largest count as zero."""
-    return torch.finfo(dtype).eps * max(rows, columns)
+    return torch.finfo(dtype).eps * max(height, width)
 
 
 def singular_values(
@@ -30,9 +30,9 @@ def singular_values(
     >>> s.tolist(), rank.tolist()
     ([[3.0, 0.0]], [1])
     """
-    rows, columns = A.shape[1:]
-    tolerance = rank_tolerance(A.dtype, rows, columns)
-    block = max(1, tuning.SPECTRUM_BLOCK_ENTRIES // (rows * columns))
+    height, width = A.shape[1:]
+    tolerance = rank_tolerance(A.dtype, height, width)
+    block = max(1, tuning.SPECTRUM_BLOCK_ENTRIES // (height * width))
     gram = torch.cat([_gram(part) for part in A.split(block)])
     values = torch.linalg.eigvalsh(gram).flip(-1).clamp(min=0)
     s = values.sqrt()

@@ -58,7 +58,7 @@ def weight_gradient(calls: Sequence[SharedWeight], invariant: bool = False) -> W
     block = max(1, tuning.BLOCK_ENTRIES // (g * entries))
     W2 = W.square()
     parts = [route(*joined, W, W2, invariant) for joined in blocks(calls, block)]
-    return WeightSums(*(torch.cat(found) for found in zip(*parts, strict=True)))
+    return WeightSums(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 Rows = Float[Tensor, "b g No T"]
@@ -88,10 +88,10 @@ def _by_forming(J: Rows, u: Patches, W: Weight, W2: Weight, invariant: bool) -> 
     sums = [torch.zeros(b, dtype=torch.float64, device=u.device) for _ in range(2 + invariant)]
     inputs = min(i, max(tuning.FEWEST_BLOCK_INPUTS, tuning.BLOCK_ENTRIES // (b * g * N * o)))
     directions = max(1, tuning.BLOCK_ENTRIES // (b * g * inputs * o))
-    for rows in J.split(directions * o, 2):
+    for block in J.split(directions * o, 2):
         parts = (t.split(inputs, dim) for t, dim in ((u, 2), (W.mT, 1), (W2.mT, 1)))
         for part, w, w2 in zip(*parts, strict=True):
-            grad = (part @ rows.mT).unflatten(3, (-1, o))  # [b, g, inputs, directions, o]
+            grad = (part @ block.mT).unflatten(3, (-1, o))  # [b, g, inputs, directions, o]
             if invariant:
                 sums[2] += summed((grad * w.unsqueeze(2)).sum(4).square())
             squares = grad.square_().sum(3)
@@ -106,9 +106,9 @@ def _by_pairs(J: Rows, u: Patches, W: Weight, W2: Weight, _: bool) -> tuple[Tens
     p, q = torch.triu_indices(T, T, device=u.device)
     JJ, uu = u.new_zeros(g, len(p), b, o), u.new_empty(g, len(p), b, i)
     patch = u.permute(1, 3, 0, 2).contiguous()  # [g, T, b, i]
-    rows = J.unflatten(2, (-1, o)).permute(1, 4, 0, 2, 3)  # [g, T, b, N, o]
-    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-    several = rows.split(max(1, tuning.BLOCK_ENTRIES // (g * T * b * o)), 3)
+    by_output = J.unflatten(2, (-1, o)).permute(1, 4, 0, 2, 3)  # [g, T, b, N, o]
+    by_output = by_output if by_output.stride(-1) == 1 else by_output.contiguous()
+    several = by_output.split(max(1, tuning.BLOCK_ENTRIES // (g * T * b * o)), 3)
     end = 0
     for t in range(T):  # a position with itself and all later ones
         pairs = slice(end, end := end + T - t)
@@ -116,15 +116,15 @@ def _by_pairs(J: Rows, u: Patches, W: Weight, W2: Weight, _: bool) -> tuple[Tens
         for some in several:
             JJ[:, pairs] += (some[:, t : t + 1] * some[:, t:]).sum(3)
     weighted = (uu.flatten(1, 2) @ W2.mT).view_as(JJ)  # one product for all samples reads W once
-    found = []
+    totals = []
     for terms in (JJ.sum(3) * uu.sum(3), (JJ * weighted).sum(3)):  # [g, pairs, b]
         each = terms.double()
         untied = each[:, p == q].sum((0, 1))
         total = 2 * each.sum((0, 1)) - untied  # pq and qp, the diagonal once
         if bool((total < CANCELLED[u.dtype] * untied).any()):  # the digits are gone
             return _by_forming(J, u, W, W2, False)
-        found.append(total)
-    return tuple(found)
+        totals.append(total)
+    return tuple(totals)
 
 
 def squared_norm(calls: Sequence[SharedWeight]) -> Tensor:
@@ -135,25 +135,25 @@ def squared_norm(calls: Sequence[SharedWeight]) -> Tensor:
     terms cancel too far.
     """
     T = sum(c.T for c in calls)
-    rows, i = calls[0].J.shape[2], calls[0].u.shape[2]
+    outputs, i = calls[0].J.shape[2], calls[0].u.shape[2]
     route: Callable[[Rows, Patches], Tensor]
     if T == 1:
         each = (t.sum(2, dtype=torch.float64) for t in (calls[0].power, calls[0].u.square()))
         return torch.mul(*(t.flatten(1) for t in each)).sum(1)
-    if T * (rows + i) < rows * i:
-        route, entries = _plain_gram, T * (rows + i)
+    if T * (outputs + i) < outputs * i:
+        route, entries = _plain_gram, T * (outputs + i)
     else:
-        route, entries = _plain_forming, rows * i
+        route, entries = _plain_forming, outputs * i
     block = max(1, tuning.BLOCK_ENTRIES // (calls[0].u.shape[1] * entries))
     return torch.cat([route(*part) for part in blocks(calls, block)])
 
 
 def _plain_gram(J: Rows, u: Patches) -> Tensor:
     pairs = (J.mT @ J) * (u.mT @ u)
-    found = summed(pairs)
-    if bool((found < CANCELLED[u.dtype] * summed(pairs.diagonal(dim1=2, dim2=3))).any()):
+    total = summed(pairs)
+    if bool((total < CANCELLED[u.dtype] * summed(pairs.diagonal(dim1=2, dim2=3))).any()):
         return _plain_forming(J, u)
-    return found
+    return total
 
 
 def _plain_forming(J: Rows, u: Patches) -> Tensor:

@@ -373,14 +373,14 @@ class ClaimTests:
             yield self.result(part, "pooled", statistic, NOTHING, main=main, note=note, **rule)
             return
         estimate = jackknife_correlation if function is correlation else _difference
-        pooled = estimate(lambda rows: function(*values[:, rows]), groups, seeds)
+        pooled = estimate(lambda chosen: function(*values[:, chosen]), groups, seeds)
         counts = pd.Series(groups, dtype=object).value_counts()
         if len(counts) < 2 or counts.min() < FEWEST_SEEDS_WITHIN:
             yield self.result(part, "pooled", statistic, pooled, main=main, note=note, **rule)
             return
 
-        def within(rows: Index) -> Array:
-            return function(*centred(values[:, rows], [groups[row] for row in rows]))
+        def within(chosen: Index) -> Array:
+            return function(*centred(values[:, chosen], [groups[row] for row in chosen]))
 
         inside = estimate(within, groups, seeds)
         sides = [judge(e, **rule) for e in (pooled, inside)]

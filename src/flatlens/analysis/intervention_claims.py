@@ -115,7 +115,7 @@ class Judges:
     def I4(self) -> Iterator[Result]:
         """MLS falls, sharpness does not noticeably."""
         yield from self.falls("I4", "sensitivity", "mls")
-        yield from self.rows("I4", "sensitivity", S, sign=1, bar=-NOTICEABLE)
+        yield from self.effects("I4", "sensitivity", S, sign=1, bar=-NOTICEABLE)
 
     def falls(
         self, claim: str, kind: str, column: str, *, main: bool = True, needs_S: bool = False,
@@ -124,9 +124,9 @@ class Judges:
         """Whether a quantity is lower than without the intervention."""
         margin = SMALL_CHANGE if bar == 0 else 0.0
         rule = {"sign": -1, "bar": bar, "margin": margin}
-        yield from self.rows(claim, kind, column, main=main, needs_S=needs_S, **rule)
+        yield from self.effects(claim, kind, column, main=main, needs_S=needs_S, **rule)
 
-    def rows(
+    def effects(
         self, claim: str, kind: str, column: str, *, main: bool = True, needs_S: bool = False,
         **rule: Any,
     ) -> Iterator[Result]:  # fmt: skip
@@ -144,11 +144,11 @@ class Judges:
             strengths = sorted(set(arms["strength"]))
             for strength in (None, *strengths) if len(strengths) > 1 else (None,):
                 mine = arms if strength is None else arms[arms["strength"] == strength]
-                found = effect(mine, column)
+                change = effect(mine, column)
                 notes = [self.note if strength is None and main else ""]
-                if found.left_out:
-                    notes.append(f"{found.left_out} pairs left out: no finite value")
-                estimate = found.estimate
+                if change.left_out:
+                    notes.append(f"{change.left_out} pairs left out: no finite value")
+                estimate = change.estimate
                 if needs_S and judge(effect(mine, S).estimate, sign=-1) != "supported":
                     notes.append("S is not clearly lower here, so the claim says nothing")
                     estimate = replace(estimate, low=math.nan, high=math.nan)

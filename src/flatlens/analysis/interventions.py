@@ -56,17 +56,17 @@ def with_arms(df: pd.DataFrame) -> pd.DataFrame:
 
 def _arm(row: dict[Any, Any]) -> tuple[str, float]:
     """The kind and strength of the intervention of one run."""
-    found: list[tuple[str, float]] = []
+    arms: list[tuple[str, float]] = []
     if row.get("optimizer") in ("sam", "asam"):
-        found.append((str(row["optimizer"]), float(row["rho"])))
+        arms.append((str(row["optimizer"]), float(row["rho"])))
     if isinstance(penalty := row.get("penalty"), str):
         kind, _, strength = penalty.partition(":")
-        found.append((kind, float(strength)))
+        arms.append((kind, float(strength)))
     if (decay := row.get("weight_decay", 0.0)) and not pd.isna(decay):
-        found.append(("weight decay", float(decay)))
-    if len(found) > 1:
+        arms.append(("weight decay", float(decay)))
+    if len(arms) > 1:
         raise FlatlensError(f"The run {row['run']} intervenes in more than one way.")
-    return found[0] if found else (PLAIN, 0.0)
+    return arms[0] if arms else (PLAIN, 0.0)
 
 
 def fitted(df: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:

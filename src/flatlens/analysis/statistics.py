@@ -118,16 +118,16 @@ def jackknife(
         unbiased: move the interval by the bias that the jackknife shows, at the cost of one degree
             of freedom.
     """
-    rows = np.arange(len(groups))
-    value, by_stratum = float(statistic(rows)), strata(groups, seeds)
+    everything = np.arange(len(groups))
+    value, by_stratum = float(statistic(everything)), strata(groups, seeds)
     units = sum(map(len, by_stratum))
-    nothing = Interval(value, math.nan, math.nan, len(rows), value, units)
+    nothing = Interval(value, math.nan, math.nan, len(everything), value, units)
     if units < 2:
         return nothing
     middle, errors = value, []
     for stratum in by_stratum:
         n = len(stratum)
-        without = np.array([float(statistic(np.setdiff1d(rows, unit))) for unit in stratum])
+        without = np.array([float(statistic(np.setdiff1d(everything, unit))) for unit in stratum])
         errors.append((n - 1) * float(without.var()))
         middle -= (n - 1) * (float(without.mean()) - value) * unbiased
     error2 = sum(errors)
@@ -150,8 +150,8 @@ def jackknife_correlation(
     if len(groups) < FEWEST_POINTS:
         return replace(NOTHING, n=len(groups))
 
-    def z_of(rows: Index) -> float:
-        r = float(statistic(rows))
+    def z_of(chosen: Index) -> float:
+        r = float(statistic(chosen))
         return math.atanh(r) if abs(r) < 1 - ROUNDING else math.nan
 
     z = jackknife(z_of, groups, seeds, unbiased=True)
@@ -193,7 +193,7 @@ def combination(
         return replace(NOTHING, n=len(groups))
     key = codes(groups)
     by_key = np.array([weights[name] for name in dict.fromkeys(groups)])
-    e = jackknife(lambda rows: by_key @ means(values, key, rows), groups, seeds)
+    e = jackknife(lambda chosen: by_key @ means(values, key, chosen), groups, seeds)
     return replace(e, effect=_in_scatter(e.value, values, key))
 
 
@@ -204,15 +204,15 @@ def averaged(
     if not len(values):
         return NOTHING
     key = codes(groups)
-    e = jackknife(lambda rows: np.nanmean(means(values, key, rows)), groups, seeds)
+    e = jackknife(lambda chosen: np.nanmean(means(values, key, chosen)), groups, seeds)
     return replace(e, effect=_in_scatter(e.value, values, key))
 
 
-def means(values: Array, key: Index, rows: Index) -> Array:
+def means(values: Array, key: Index, chosen: Index) -> Array:
     """Return the mean of the chosen rows of each key, NaN for a key without a row."""
-    counts = np.bincount(key[rows], minlength=key.max() + 1)
+    counts = np.bincount(key[chosen], minlength=key.max() + 1)
     with np.errstate(invalid="ignore"):
-        return np.asarray(np.bincount(key[rows], values[rows], len(counts)) / counts)
+        return np.asarray(np.bincount(key[chosen], values[chosen], len(counts)) / counts)
 
 
 def _in_scatter(value: float, values: Array, key: Index) -> float:
@@ -304,7 +304,7 @@ def correlation_table(
         groups: configuration of each row.
         seeds: seed of each row; without seeds every row counts as independent.
     """
-    rows = []
+    records = []
     for k, x in enumerate(quantities):
         for y in quantities[k + 1 :]:
             pair = np.stack([df[name].to_numpy(np.float64) for name in (x, y)])
@@ -313,18 +313,18 @@ def correlation_table(
             of = [groups[i] for i in good], None if seeds is None else [seeds[i] for i in good]
             pearson = jackknife_correlation(partial(_pearson, a, b), *of)
             spearman = jackknife_correlation(partial(_spearman, a, b), *of)
-            rows.append({
+            records.append({
                 "x": x, "y": y, "n": pearson.n,
                 "pearson": pearson.value, "pearson_low": pearson.low, "pearson_high": pearson.high,
                 "spearman": spearman.value, "spearman_low": spearman.low,
                 "spearman_high": spearman.high,
             })  # fmt: skip
-    return pd.DataFrame(rows)
+    return pd.DataFrame(records)
 
 
-def _pearson(a: Array, b: Array, rows: Index) -> Array:
-    return correlation(a[rows], b[rows])
+def _pearson(a: Array, b: Array, chosen: Index) -> Array:
+    return correlation(a[chosen], b[chosen])
 
 
-def _spearman(a: Array, b: Array, rows: Index) -> Array:
-    return correlation(ranks(a[rows]), ranks(b[rows]))
+def _spearman(a: Array, b: Array, chosen: Index) -> Array:
+    return correlation(ranks(a[chosen]), ranks(b[chosen]))

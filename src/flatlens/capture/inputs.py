@@ -83,9 +83,9 @@ class Inputs:
     def _packed(self, values: list[Any]) -> Any:
         return dict(zip(self.keys, values, strict=True)) if self.named else tuple(values)
 
-    def take(self, rows: slice) -> Inputs:
-        """The samples ``rows``."""
-        return self.map(lambda t: t[rows])
+    def take(self, samples: slice) -> Inputs:
+        """The samples of a slice."""
+        return self.map(lambda t: t[samples])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """The same arguments with every tensor changed."""
@@ -141,7 +141,7 @@ def _is_mask(name: str, t: Tensor) -> bool:
 ONE_BATCH = (Tensor, tuple, Mapping)  # anything else is an iterable of batches
 
 
-def kept(x: Any) -> Any:
+def as_list(x: Any) -> Any:
     """x to be read twice: an iterator, or a loader that shuffles, gives its batches but once."""
     return x if isinstance(x, ONE_BATCH) else list(x)
 
@@ -217,11 +217,11 @@ def check_alone(together: Tensor, alone: Tensor, again: Callable[[], Tensor]) ->
         raise FlatlensError(COUPLED if close(again(), alone) else RANDOM)
 
 
-def check_finite(values: Tensor, first: int, what: str) -> None:
+def check_finite(values: Tensor, start: int, what: str) -> None:
     """Refuse NaN and infinity, naming the sample."""
     for block in values.split(100):  # at once it would take as much memory as all the values
         bad = ~torch.isfinite(block.reshape(len(block), -1)).all(1)
         if bad.any():
-            sample = first + int(bad.nonzero()[0])
+            sample = start + int(bad.nonzero()[0])
             raise FlatlensError(f"the {what} of sample {sample} is not finite; remove or repair it")
-        first += len(block)
+        start += len(block)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from flatlens.algebra.traces import LIMIT, Estimate, trace
-from flatlens.capture.inputs import batches, kept
+from flatlens.capture.inputs import as_list, batches
 from flatlens.curvature.hessians import surface
 from flatlens.errors import FlatlensError
 from flatlens.losses import Custom, Loss, get_loss
@@ -47,15 +47,15 @@ def hessian_trace(
         >>> round(e.value, 9), round(e.residual, 9), e.se  # ||x||^2 + 1
         (3.0, 0.0, 0.0)
     """
-    x = kept(x) if residual else x
+    x = as_list(x) if residual else x
     with surface(model, x, y, loss, output, chunk) as s:
-        found = trace(
+        estimate = trace(
             s.products, s.sizes, s.like, directions=directions, rtol=rtol, limit=limit, seed=seed
         )
     if residual:
         S = sharpness(_gauss_newton(model, x, get_loss(loss), output, chunk))
-        return replace(found, residual=found.value - S)
-    return found
+        return replace(estimate, residual=estimate.value - S)
+    return estimate
 
 
 def adaptive_sharpness_hessian(
@@ -85,17 +85,17 @@ def adaptive_sharpness_hessian(
         >>> round(adaptive_sharpness_hessian(net, x, y).value, 9)  # 9 + 9
         18.0
     """
-    x = kept(x) if residual else x
+    x = as_list(x) if residual else x
     with surface(model, x, y, loss, output, chunk) as s:
         D = s.theta
-        found = trace(
+        estimate = trace(
             lambda V: D * s.products(D * V), s.sizes, s.like,
             directions=directions, rtol=rtol, limit=limit, seed=seed,
         )  # fmt: skip
     if residual:
         S = adaptive_sharpness(_gauss_newton(model, x, get_loss(loss), output, chunk))
-        return replace(found, residual=found.value - S)
-    return found
+        return replace(estimate, residual=estimate.value - S)
+    return estimate
 
 
 def _gauss_newton(model: nn.Module, x: Any, loss: Loss, output: Any, chunk: int | None) -> Probe:

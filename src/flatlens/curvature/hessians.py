@@ -56,21 +56,21 @@ class Network:
             raise FlatlensError("there are no samples (n = 0); give at least one")
         if chunk is not None and chunk < 1:
             raise FlatlensError(f"chunk={chunk} is not a number of samples; give 1 or more")
-        first = 0
+        start = 0
         for inputs in self.batches:
             for t in inputs.floating:
-                check_finite(t, first, "input")
-            first += inputs.n
+                check_finite(t, start, "input")
+            start += inputs.n
         self.chunk = self._trial(chunk)
 
-    def rows(self) -> Iterator[tuple[Inputs, slice]]:
+    def chunks(self) -> Iterator[tuple[Inputs, slice]]:
         """Chunks of samples, and which they are."""
-        first = 0
+        start = 0
         for inputs in self.batches:
             for s in range(0, inputs.n, self.chunk):
                 part = inputs.take(slice(s, min(s + self.chunk, inputs.n)))
-                yield part, slice(first + s, first + s + part.n)
-            first += inputs.n
+                yield part, slice(start + s, start + s + part.n)
+            start += inputs.n
 
     def outputs(self, inputs: Inputs, call: Callable[..., Any] | None = None) -> Tensor:
         """f as [batch, N], of the model or of ``call`` in its place."""
@@ -80,29 +80,29 @@ class Network:
 
     def _trial(self, chunk: int | None) -> int:
         """Samples at a time, from what one sample keeps for its backward pass."""
-        kept = [0]
+        stored_bytes = [0]
         owned = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
 
         def count(t: Tensor) -> Tensor:
             if t.layout is torch.strided and t.untyped_storage().data_ptr() not in owned:
-                kept[0] += t.numel() * t.element_size()
+                stored_bytes[0] += t.numel() * t.element_size()
             return t
 
         inputs = self.batches[0]
-        first = inputs.take(slice(0, 1))
+        sample = inputs.take(slice(0, 1))
         alone = 1 in (inputs.n, chunk)
         if alone:  # no other to compare with: batch statistics are told by name
             with Recorder(self.model, 1, CapturePlan()):
-                found = self.outputs(first)
+                in_a_batch = self.outputs(sample)
         with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
-            one = self.outputs(first)
-        check_finite(one.detach(), 0, "output")
+            solo = self.outputs(sample)
+        check_finite(solo.detach(), 0, "output")
         if not alone:
             with torch.no_grad():
-                found = self.outputs(inputs.take(slice(0, 2)))[:1]
-        check_alone(found, one, lambda: self.outputs(first))
+                in_a_batch = self.outputs(inputs.take(slice(0, 2)))[:1]
+        check_alone(in_a_batch, solo, lambda: self.outputs(sample))
         # A second derivative keeps about four times what a first one does.
-        return chunk or max(1, WORKING_SET // max(1, 4 * kept[0]))
+        return chunk or max(1, WORKING_SET // max(1, 4 * stored_bytes[0]))
 
 
 class Surface:
@@ -167,8 +167,8 @@ class Surface:
             return torch.func.functional_call(self.net.model, changed, args, named)
 
         parts = [
-            self.loss(self.net.outputs(inputs, call), self.y[rows]).sum(dtype=torch.float64)
-            for inputs, rows in self.net.rows()
+            self.loss(self.net.outputs(inputs, call), self.y[samples]).sum(dtype=torch.float64)
+            for inputs, samples in self.net.chunks()
         ]
         return torch.stack(parts).sum() / self.net.n
 
@@ -179,12 +179,12 @@ class Surface:
         """
         if self._symmetric:
             return self._products(V)
-        rows = V
+        vectors = V
         if len(V) == 1:
             u = _normal(V.shape, V)
-            rows = torch.cat([V, u * (V.norm() / u.norm())])
-        HV = self._products(rows)
-        self._check_symmetric(rows, HV)
+            vectors = torch.cat([V, u * (V.norm() / u.norm())])
+        HV = self._products(vectors)
+        self._check_symmetric(vectors, HV)
         self._symmetric = True
         return HV[: len(V)]
 
@@ -211,7 +211,7 @@ class Surface:
     def _gauss_newton(self) -> float:
         """About mean_i ||df/dtheta||^2, from one random direction of the outputs."""
         total = 0.0
-        for inputs, _ in self.net.rows():
+        for inputs, _ in self.net.chunks():
             f = self.net.outputs(inputs)
             grads = self._gradients((f * _normal(f.shape, f)).sum())
             total += sum(float(g.double().square().sum()) for g in grads if g is not None)
@@ -219,11 +219,11 @@ class Surface:
 
     def _products(self, V: Float[Tensor, "k P"]) -> Float[Tensor, "k P"]:
         HV = torch.zeros_like(V)
-        for inputs, rows in self.net.rows():
-            mean = self._share(inputs, rows)
+        for inputs, samples in self.net.chunks():
+            mean = self._share(inputs, samples)
             try:
-                first = self._graph or self._gradients(mean, create_graph=True)
-                HV += self._second(first, V)
+                gradient = self._graph or self._gradients(mean, create_graph=True)
+                HV += self._second(gradient, V)
             except RuntimeError as error:
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
@@ -233,44 +233,47 @@ class Surface:
                     "which needs first derivatives only"
                 ) from error
             if inputs.n == self.net.n:  # one chunk is all: its graph serves the next block, too
-                self._graph = first
+                self._graph = gradient
         if not bool(torch.isfinite(HV.sum(dtype=torch.float64))):  # one bad entry spoils the sum
             raise FlatlensError("a product with the Hessian is not finite; rescale the loss")
         return HV
 
-    def _share(self, inputs: Inputs, rows: slice) -> Tensor | None:
+    def _share(self, inputs: Inputs, samples: slice) -> Tensor | None:
         """What a chunk adds to the mean loss, with its graph; None where that is kept."""
         if self._graph:
             return None
         with sdpa_kernel(SDPBackend.MATH):  # made anew: such a context serves once
             f = self.net.outputs(inputs)
-        return self.loss(f, self.y[rows]).sum() / self.net.n
+        return self.loss(f, self.y[samples]).sum() / self.net.n
 
     def _gradients(self, of: Any, **options: Any) -> list[Tensor | None]:
         """By each parameter; None where nothing depends on it."""
         if isinstance(of, Tensor) and not of.requires_grad:
             return [None] * len(self.parameters)
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             of, list(self.parameters.values()), allow_unused=True, **options
         )
-        return [g.to_dense() if g is not None and g.is_sparse else g for g in found]
+        return [g.to_dense() if g is not None and g.is_sparse else g for g in gradients]
 
-    def _second(self, first: list[Tensor | None], V: Float[Tensor, "k P"]) -> Float[Tensor, "k P"]:
+    def _second(
+        self, gradient: list[Tensor | None], V: Float[Tensor, "k P"]
+    ) -> Float[Tensor, "k P"]:
         """d/dtheta of <gradient, v> for each row v."""
-        alive = [i for i, g in enumerate(first) if g is not None and g.requires_grad]
+        alive = [i for i, g in enumerate(gradient) if g is not None and g.requires_grad]
         if not alive:  # the gradient does not change with the parameters
             return torch.zeros_like(V)
 
         def back(v: Tensor, batched: bool) -> Tensor:
             parts = self.tensors(v)
-            found = self._gradients(
-                [first[i] for i in alive], grad_outputs=[parts[i] for i in alive],
+            products = self._gradients(
+                [gradient[i] for i in alive], grad_outputs=[parts[i] for i in alive],
                 retain_graph=True, is_grads_batched=batched,
             )  # fmt: skip
-            rows = [
-                torch.zeros_like(q) if g is None else g for g, q in zip(found, parts, strict=True)
+            by_parameter = [
+                torch.zeros_like(q) if g is None else g
+                for g, q in zip(products, parts, strict=True)
             ]
-            return torch.cat([g.reshape(*v.shape[:-1], -1).to(v) for g in rows], -1)
+            return torch.cat([g.reshape(*v.shape[:-1], -1).to(v) for g in by_parameter], -1)
 
         if self.batched:
             try:

@@ -46,7 +46,7 @@ def input_sensitivity_ascent(
     generator = torch.Generator().manual_seed(seed)
     parts: list[list[Tensor]] = []
     with network(model, x, output, chunk) as net:
-        for inputs, _ in net.rows():
+        for inputs, _ in net.chunks():
             if not inputs.floating:
                 raise FlatlensError("the input is of integers; it cannot be perturbed a little")
             # Sample by sample, so that chunks do not change what is drawn.

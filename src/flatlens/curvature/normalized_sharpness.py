@@ -49,12 +49,12 @@ def normalized_sharpness(
         names = [seen.find(layer, list(seen.calls))] if layer else list(seen.calls)
         if not names:
             raise FlatlensError("the network has no linear or convolutional layer that is trained")
-        found = {}
+        minima = {}
         for name, H in _curvatures(net, seen, names).items():
             W = seen.calls[name][0].layer.matrix.double().cpu().numpy()
             groups = zip(H.cpu().numpy(), W, strict=True)
-            found[short_name(name)] = sum(minimise(h, w, lam).value for h, w in groups)
-    return Estimate(sum(found.values()), per_layer=found)
+            minima[short_name(name)] = sum(minimise(h, w, lam).value for h, w in groups)
+    return Estimate(sum(minima.values()), per_layer=minima)
 
 
 def _curvatures(
@@ -66,7 +66,7 @@ def _curvatures(
     others = [name for name in names if layouts[name] is None]
     maps = {name: seen.calls[name][0].layer for name in names}
     total = {name: torch.zeros_like(maps[name].matrix, dtype=torch.float64) for name in names}
-    for inputs, _ in net.rows():
+    for inputs, _ in net.chunks():
         if simple:
             _by_positions(net, inputs, {name: layouts[name] for name in simple}, maps, total)
         for i in range(inputs.n if others else 0):

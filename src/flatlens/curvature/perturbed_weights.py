@@ -66,18 +66,21 @@ def adaptive_sharpness_sampled(
         theta, factor = s.theta, SCALINGS[scaling](rho)
         (here,) = s.values(theta.unsqueeze(0))
         rounding = abs(factor * here) * torch.finfo(theta.dtype).eps
-        found: list[float] = []
+        increases: list[float] = []
         wanted, limit = perturbations, max(limit, perturbations)
         while True:
-            while len(found) < wanted:
-                k = min(s.at_once, wanted - len(found))
+            while len(increases) < wanted:
+                k = min(s.at_once, wanted - len(increases))
                 noise = torch.randn(k, s.P, generator=generator, dtype=torch.float64)
                 delta = rho * theta * noise.to(theta)
                 there = np.array(s.values(theta + delta))
                 if antithetic:
                     there = (there + s.values(theta - delta)) / 2
-                found += (factor * (there - here)).tolist()
-            value, se = float(np.mean(found)), float(np.std(found, ddof=1)) / len(found) ** 0.5
+                increases += (factor * (there - here)).tolist()
+            value, se = (
+                float(np.mean(increases)),
+                float(np.std(increases, ddof=1)) / len(increases) ** 0.5,
+            )
             if rounding > 0.01 * se:
                 se = float(np.hypot(se, rounding))
             converged = rtol is None or se <= rtol * abs(value)
@@ -87,8 +90,8 @@ def adaptive_sharpness_sampled(
     return Estimate(
         value,
         se,
-        dof=len(found) - 1,
-        passes=1 + len(found) * (1 + antithetic),
+        dof=len(increases) - 1,
+        passes=1 + len(increases) * (1 + antithetic),
         converged=converged,
         note=""
         if converged

@@ -61,9 +61,9 @@ def relative_flatness(
             )
         if seen.is_output(name):
             values = torch.cat(
-                [_output_flatness(s, name, inputs, rows) for inputs, rows in s.net.rows()]
+                [_output_flatness(s, name, inputs, samples) for inputs, samples in s.net.chunks()]
             )
-            found = Estimate(float(values.mean()), samples=values.numpy())
+            estimate = Estimate(float(values.mean()), samples=values.numpy())
         else:
             part, layer_map = s.restricted(name), seen.calls[name][-1].layer
             assert isinstance(layer_map, Linear)
@@ -79,15 +79,15 @@ def relative_flatness(
                 HV = part.products(V.flatten(1)).unflatten(1, shape)
                 return (C.mT @ turned(HV)).flatten(1)
 
-            found = trace(
+            estimate = trace(
                 products, {name: size[0] * size[1]}, part.like,
                 directions=directions, rtol=rtol, limit=limit, seed=seed,
             )  # fmt: skip
     name = short_name(name)
-    return replace(found, per_layer={name: found.value}, per_layer_se={name: found.se})
+    return replace(estimate, per_layer={name: estimate.value}, per_layer_se={name: estimate.se})
 
 
-def _output_flatness(s: Surface, name: str, inputs: Inputs, rows: slice) -> Float[Tensor, " b"]:
+def _output_flatness(s: Surface, name: str, inputs: Inputs, samples: slice) -> Float[Tensor, " b"]:
     """||phi||^2 Tr(W W^T d2L/df2) of each sample, for the layer whose outputs are f."""
     f, calls = record(s.net, inputs)
     call = next(c for c in calls if c.layer.weight is s.parameters[name])
@@ -95,6 +95,6 @@ def _output_flatness(s: Surface, name: str, inputs: Inputs, rows: slice) -> Floa
     block = max(1, tuning.BLOCK_ENTRIES // f.shape[1] ** 2)
     weighed = [
         torch.einsum("st,bst->b", W @ W.mT, s.loss.hessian(part, y).double())
-        for part, y in zip(f.detach().split(block), s.y[rows].split(block), strict=True)
+        for part, y in zip(f.detach().split(block), s.y[samples].split(block), strict=True)
     ]
     return (phi.square().sum(1) * torch.cat(weighed)).cpu()

@@ -76,11 +76,11 @@ class Comparison:
     @cached_property
     def quantities(self) -> list[str]:
         """The names of the quantities that all measurements have."""
-        first, *others = self.measurements.values()
+        reference, *others = self.measurements.values()
         hidden = ("_se", "_converged")
         return [
             name
-            for name in first.values
+            for name in reference.values
             if not name.endswith(hidden) and all(name in m.values for m in others)
         ]
 
@@ -160,10 +160,10 @@ class Comparison:
 
     def _different_samples(self) -> list[str]:
         """Compare the norms of the samples: equal data have equal norms, in any precision."""
-        first, *others = self.measurements.items()
-        norms = first[1].probe.input.x_norm
+        reference, *others = self.measurements.items()
+        norms = reference[1].probe.input.x_norm
         return [
-            f"The samples of {label} are not those of {first[0]}."
+            f"The samples of {label} are not those of {reference[0]}."
             for label, m in others
             if m.probe.input.x_norm.shape == norms.shape
             and not np.allclose(m.probe.input.x_norm, norms, rtol=1e-3, atol=0, equal_nan=True)

@@ -17,7 +17,7 @@ from flatlens.arguments import (
     check_positive,
     no_type_check,
 )
-from flatlens.capture.inputs import Inputs, batches, kept
+from flatlens.capture.inputs import Inputs, as_list, batches
 from flatlens.errors import FlatlensError, first_line
 from flatlens.inequalities import Bounds
 from flatlens.inequalities.evaluate import bounds_named
@@ -139,7 +139,7 @@ def measure(
         x, y = draw(x, y, n, seed)
     several_passes = bool(request.own_passes) or of.name != "half_squared"
     if several_passes:
-        x = kept(x)
+        x = as_list(x)
         y = joined_targets([target for _, target in batches(x)]) if y is None else y
     y = checked_targets(y)
     _check_that_targets_are_there(request, of, y)

@@ -126,12 +126,12 @@ def decode_numbers(values: Any) -> dict[str, float]:
     return {str(name): float(number) for name, number in from_plain(values).items()}
 
 
-def decode_bounds(rows: Any) -> Bounds:
+def decode_bounds(stored: Any) -> Bounds:
     """Restore inequalities; only their numbers may be written as "inf" or "nan"."""
     numbers = ("lhs", "rhs", "slack", "log_lhs", "log_rhs")
     return Bounds(
         Inequality(**{key: from_plain(v) if key in numbers else v for key, v in row.items()})
-        for row in rows
+        for row in stored
     )
 
 

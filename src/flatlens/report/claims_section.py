@@ -57,41 +57,41 @@ def judge_source(source: Source) -> Judged:
     return Judged(results, "network", reasons)
 
 
-def counted(found: Judged) -> dict[str, int]:
+def counted(judged: Judged) -> dict[str, int]:
     """Return how many claims have each verdict, counted by figure or network."""
-    if found.results.empty:
+    if judged.results.empty:
         return {}
     words = [
         word
-        for _, results in found.results.groupby(found.by, sort=False)
+        for _, results in judged.results.groupby(judged.by, sort=False)
         for word in verdicts(results)["verdict"]
     ]
     return {word: words.count(word) for word in ("supported", "not supported", "inconclusive")}
 
 
-def claims_section(found: Judged) -> Iterator[Html]:
+def claims_section(judged: Judged) -> Iterator[Html]:
     """Yield the content of the section."""
-    if found.results.empty:
+    if judged.results.empty:
         yield tag("p", "No claim of the paper is judged on these runs. " + CONDITION)
     else:
         yield tag("p", RULES)
-        yield _overview(found)
-        for name, results in found.results.groupby(found.by, sort=False):
+        yield _overview(judged)
+        for name, results in judged.results.groupby(judged.by, sort=False):
             yield more(f"{name}: every part with its interval", _statistics(results))
-    if found.reasons:
-        if len(found.results):
+    if judged.reasons:
+        if len(judged.results):
             yield tag("p", CONDITION)
-        yield tag("ul", *(tag("li", reason) for reason in found.reasons))
+        yield tag("ul", *(tag("li", reason) for reason in judged.reasons))
 
 
-def _overview(found: Judged) -> Html:
-    if found.by == "figure":
-        wide = overview(found.results)
+def _overview(judged: Judged) -> Html:
+    if judged.by == "figure":
+        wide = overview(judged.results)
         lines = [[*row[:2], *map(verdict, row[2:])] for row in wide.to_numpy().tolist()]
         return table(list(map(str, wide)), lines, "Verdicts by figure of the paper")
     lines = [
         [row["claim"], verdict(row["verdict"]), row["says"], row["network"], row["note"]]
-        for row in verdicts(found.results).to_dict("records")
+        for row in verdicts(judged.results).to_dict("records")
     ]
     return table(["claim", "verdict", "says", "network", "note"], lines, "Verdicts by network")
 

@@ -20,16 +20,16 @@ EXTREMES = (
 )
 
 
-def summary_in_words(source: Source, found: Judged) -> Html:
+def summary_in_words(source: Source, judged: Judged) -> Html:
     """Return a list with one sentence or two for each network, the zoo, the claims, bad folders."""
     items: list[str] = []
     for _, network, df in source.families():
         items.append(" ".join([f"{_capital(network)}:", *_network(df)]))
     if source.zoo is not None:
         items.append(f"Zoo: {_count(len(source.zoo), 'model')} measured for Figure 3.")
-    if counts := counted(found):
-        told = ", ".join(f"{n} {word}" for word, n in counts.items() if n)
-        items.append(f"Claims of the paper: {told}.")
+    if counts := counted(judged):
+        counted_words = ", ".join(f"{n} {word}" for word, n in counts.items() if n)
+        items.append(f"Claims of the paper: {counted_words}.")
     elif source.frames:
         items.append("Claims of the paper: none is judged on these runs; the section says why.")
     if source.unreadable:

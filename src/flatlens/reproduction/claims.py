@@ -106,17 +106,17 @@ def verdicts(table: pd.DataFrame) -> pd.DataFrame:
 
     A claim is supported if every main part is, and not supported if any main part is not.
     """
-    rows = []
+    records = []
     for (claim, network), results in table.groupby(["claim", "network"], sort=False):
         main_verdicts = set(results.loc[results["main"], "verdict"])
         verdict = "supported" if main_verdicts == {"supported"} else "inconclusive"
         verdict = "not supported" if "not supported" in main_verdicts else verdict
         notes = [note for note in dict.fromkeys(results.loc[results["main"], "note"]) if note]
-        rows.append({
+        records.append({
             "claim": claim, "network": network, "says": SAYS[str(claim)], "verdict": verdict,
             "note": "; ".join(notes),
         })  # fmt: skip
-    return pd.DataFrame(rows)
+    return pd.DataFrame(records)
 
 
 def markdown(table: pd.DataFrame) -> str:

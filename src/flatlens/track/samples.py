@@ -76,11 +76,11 @@ def part_of(x: Any, y: Any) -> tuple[Any, Any]:
     chooser = np.random.default_rng(0)
     chosen = [torch.from_numpy(chooser.permutation(n)[: -(-n // PART)]) for n in sizes]
     if isinstance(x, list):
-        part: Any = [select(batch, rows) for batch, rows in zip(x, chosen, strict=True)]
+        part: Any = [select(batch, numbers) for batch, numbers in zip(x, chosen, strict=True)]
     else:
         part = select(x, chosen[0])
     starts = accumulate(sizes[:-1], initial=0)
-    positions = torch.cat([rows + start for rows, start in zip(chosen, starts, strict=True)])
+    positions = torch.cat([numbers + start for numbers, start in zip(chosen, starts, strict=True)])
     return part, None if y is None else select(torch.as_tensor(y), positions)
 
 
