@@ -1,10 +1,10 @@
 """One Lanczos iteration for all that needs extreme eigenvalues from products alone.
 
-:class:`Krylov` extends a Krylov space block by block, for many operators at once. Three users read
-it: ``top_singular`` (singular values of every sample's Jacobian), ``top_eigenvalue`` (a Hessian)
-and ``largest_eigenvalue`` (the operator norm of a layer). Each value comes with the residual of its
-Ritz pair: some eigenvalue lies within the residual of the Ritz value, and Ritz values never exceed
-the largest eigenvalue.
+:class:`Krylov` extends a Krylov space block by block, for many operators at once. Two users read
+it: ``top_singular`` (singular values of every sample's Jacobian) and ``top_eigenvalue`` (a
+Hessian). Each value comes with the residual of its Ritz pair: some eigenvalue lies within the
+residual of the Ritz value, and Ritz values never exceed the largest eigenvalue. The norm of a layer
+needs an upper end as well, and no basis: see ``certified_norm``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -184,66 +183,6 @@ def top_eigenvalue(
         rounding = 64 * eps * size  # below which the largest is zero
         converged = residual <= rtol * abs(value) or max(residual, abs(value)) <= rounding
     return TopEigenvalue(value, residual, converged, used)
-
-
-class LargestEigenvalue(NamedTuple):
-    """The largest Ritz value of a positive operator and the residual of its pair."""
-
-    value: float
-    residual: float
-
-
-def largest_eigenvalue(
-    gram: Product,
-    like: Float[Tensor, " n"],
-    *,
-    max_steps: int,
-    checks: tuple[int, int],
-    enough: Callable[[LargestEigenvalue], bool],
-) -> LargestEigenvalue:
-    """Find the largest eigenvalue of one positive semi-definite operator without keeping a basis.
-
-    This is the recurrence of :class:`Krylov` for a single start vector, in which orthogonality to
-    the last two vectors is enough. The vectors lose their orthogonality to earlier ones only once a
-    value has converged, and then repeat values that are there already: the largest stays right to
-    rounding, and a layer with a large input needs no memory for a basis.
-
-    Args:
-        gram: v -> C^T C v on vectors.
-        like: a vector of the right size, type and device.
-        max_steps: most products.
-        checks: first step at which the value is looked at, and steps between looks.
-        enough: whether a value and its residual suffice.
-    """
-    start = torch.randn(len(like), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    v, before, beta = (start / start.norm()).to(like), torch.zeros_like(like), like.new_zeros(())
-    tridiagonal: list[Tensor] = []  # the diagonal and what stands beside it, alternating
-    last = min(max_steps, len(like))
-    result = LargestEigenvalue(0.0, 0.0)
-    for step in range(1, last + 1):
-        w = gram(v)
-        alpha = v @ w
-        w = w - alpha * v - beta * before
-        beta = torch.linalg.vector_norm(w)
-        tridiagonal += [alpha, beta]
-        if (step >= checks[0] and step % checks[1] == 0) or step == last:
-            result = _largest(torch.stack(tridiagonal).double().cpu().numpy(), like.dtype)
-            if result.value <= 0.0 or enough(result):
-                break
-        before, v = v, w / beta
-    return result
-
-
-def _largest(tridiagonal: Float[np.ndarray, " m"], dtype: torch.dtype) -> LargestEigenvalue:
-    """The largest eigenvalue of the tridiagonal matrix and the residual of its Ritz pair."""
-    diagonal, beside = tridiagonal[::2], tridiagonal[1::2]
-    # Where only rounding is left the vectors span an invariant space: what follows is noise.
-    rounding = 64 * torch.finfo(dtype).eps * np.fmax.accumulate(diagonal)
-    ends = np.flatnonzero(~(beside > rounding))
-    k = ends[0] + 1 if len(ends) else len(diagonal)
-    off = np.diag(beside[: k - 1], -1)
-    values, vectors = np.linalg.eigh(np.diag(diagonal[:k]) + off + off.T)
-    return LargestEigenvalue(float(values[-1]), float(beside[k - 1] * abs(vectors[-1, -1])))
 
 
 def _orthogonal(v: Float[Tensor, "b n"], known: Float[Tensor, "b k n"]) -> Float[Tensor, "b n"]:

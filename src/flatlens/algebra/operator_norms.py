@@ -3,10 +3,8 @@
 The operator norm of a dense layer is the spectral norm of its weight. That of a convolution is the
 norm of the map from one whole image to one whole image, which depends on the image size, stride,
 padding and dilation. Small operators are decomposed exactly. Large ones take Lanczos on C^T C from
-a random start, which gives theta <= ||C||_2 and, with the residual r of its Ritz pair, an
-eigenvalue of C^T C within r of theta^2. So ||C||_2 lies between theta and sqrt(theta^2 + r), the
-upper end that enters a bound. (That the pair is the top one is as sure as that a random start has a
-component along it.)
+random starts, which gives a value from below and an upper end that is proven but for a risk of 1e-9
+(``certified_norm``). The upper end is what enters a bound.
 """
 
 from __future__ import annotations
@@ -19,19 +17,20 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from flatlens.algebra.lanczos import LargestEigenvalue, largest_eigenvalue
+from flatlens.algebra.certified_norm import RISK, largest_eigenvalue
 
 EXACT_SIZE = 64  # operators with a side up to this are decomposed exactly
 MAX_STEPS = 400
-CHECKS = (12, 6)  # the first step at which Lanczos is looked at, and the steps between looks
+WIDTH = 0.1  # of the upper end of ||C||^2: an inequality needs a true upper end, not its digits
 MOST_REMEMBERED = 10_000
 
 
 class Norm(NamedTuple):
-    """A norm and the relative distance to its upper end."""
+    """A norm, the relative distance to its upper end, and the risk that it is larger than that."""
 
     value: float
     slack: float = 0.0
+    risk: float = 0.0
 
     @property
     def upper(self) -> float:
@@ -43,13 +42,15 @@ class Norm(NamedTuple):
 class WeightNorms:
     """Three norms of one layer. ``slack`` is the relative width of what an iteration left open.
 
-    A norm times 1 + slack is its upper end.
+    A norm times 1 + slack is its upper end. ``risk`` is 0 where it was computed in full. Where an
+    iteration gave it, it is the probability, over its random starts, that the norm is larger.
     """
 
     operator: float
     kernel: float
     frobenius: float
     slack: float = 0.0
+    risk: float = 0.0
 
 
 @runtime_checkable
@@ -88,10 +89,16 @@ def weight_norms(layer: HasNorms) -> WeightNorms:
         kernels = [matrix_norm(w) for w in W]
         kernel = max(kernels)
         operator = layer.operator_norm(kernel)
-        slack = max(operator.slack, *(k.slack for k in kernels))
+        norms = [operator, *kernels]
         if len(_remembered) >= MOST_REMEMBERED:
             _remembered.clear()
-        _remembered[key] = WeightNorms(operator.value, kernel.value, frobenius, slack)
+        _remembered[key] = WeightNorms(
+            operator.value,
+            kernel.value,
+            frobenius,
+            slack=max(norm.slack for norm in norms),
+            risk=max(norm.risk for norm in norms),
+        )
     return _remembered[key]
 
 
@@ -101,28 +108,20 @@ def matrix_norm(W: Tensor) -> Norm:
         W = W.double()
         gram = W @ W.mT if W.shape[0] <= W.shape[1] else W.mT @ W
         return Norm(float(torch.linalg.eigvalsh(gram)[-1].clamp(min=0).sqrt()))
-    return norm_by_products(lambda v: W.mT @ (W @ v), W[0])
+    return norm_by_products(lambda v: (v @ W.mT) @ W, W[0])
 
 
 def norm_by_products(gram: Callable[[Tensor], Tensor], like: Tensor) -> Norm:
-    """Return ||C||_2 from v -> C^T C v on vectors like ``like``.
+    """Return ||C||_2 from rows v -> rows C^T C v on vectors like ``like``.
 
     >>> W = torch.diag(torch.linspace(1, 2, 200, dtype=torch.float64))
-    >>> round(norm_by_products(lambda v: W @ (W @ v), W[0]).value, 6)
-    2.0
+    >>> norm = norm_by_products(lambda v: v @ W @ W, W[0])
+    >>> round(norm.value, 6), norm.upper >= 2
+    (2.0, True)
     """
-    tolerance = 1e-7 if like.dtype == torch.float64 else 1e-3
-
-    def slack(result: LargestEigenvalue) -> float:
-        # r / 2 theta^2 is the relative width in ||C||, and rounding adds its own. Twice that,
-        # for among many close values the largest may come last (seen: 1.2 times).
-        return result.residual / result.value + 8 * torch.finfo(like.dtype).eps
-
-    result = largest_eigenvalue(
-        gram,
-        like,
-        max_steps=MAX_STEPS,
-        checks=CHECKS,
-        enough=lambda result: slack(result) <= 2 * tolerance,
-    )
-    return Norm(0.0) if result.value <= 0.0 else Norm(result.value**0.5, slack(result))
+    tolerance = 2e-7 if like.dtype == torch.float64 else 4e-3
+    top = largest_eigenvalue(gram, like, max_steps=MAX_STEPS, residual=tolerance, width=WIDTH)
+    if top.value <= 0.0:
+        return Norm(0.0)
+    rounding = 8 * torch.finfo(like.dtype).eps
+    return Norm(top.value**0.5, (top.upper / top.value) ** 0.5 - 1 + rounding, RISK)

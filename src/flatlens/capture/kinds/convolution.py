@@ -105,7 +105,7 @@ class Convolution:
         return count_reads(image, self._kernel, self.geometry, self._positions, device)
 
     def operator_norm(self, kernel: Norm) -> Norm:
-        return _image_norm(self._apply, self._gram, _image(self.in_shape, self.weight), self.weight)
+        return self._norm(None)
 
     def untied_norms(self, scale: Float[Tensor, "b g T"]) -> Float[Tensor, " b"]:
         double = Convolution(
@@ -132,9 +132,7 @@ class Convolution:
         scales = images.movedim(1, 0).repeat_interleave(self.matrix.shape[1], 1)
         norms = []
         for s in scales:
-            gram, x = self._gram(s.to(self.weight).square().reciprocal())
-            with torch.no_grad():
-                norms.append(norm_by_products(gram, x).upper)
+            norms.append(self._norm(s.to(self.weight).reciprocal()).upper)
         return max(norms)
 
     @property
@@ -152,28 +150,28 @@ class Convolution:
             dilation=self.geometry.dilation, groups=self.geometry.groups,
         )  # fmt: skip
 
-    def _gram(self, scale: Tensor | None = None) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-        """Return v -> C^T D^-2 C v on flat images, and one such image.
-
-        ``scale`` is D^-2 per channel and position.
-        """
-        x, y = _traced(self._apply, self.in_shape, self.out_shape, self.weight)
+    def _norm(self, factor: Tensor | None) -> Norm:
+        """Return ||D C||_2 of the map C of whole images; D is a factor per channel and position."""
         pads = [left for left, right in self.geometry.padding if left == right]
         direct = len(pads) == len(self.geometry.padding) and self.geometry.pad_mode == "constant"
+        image = _image(self.in_shape, self.weight)
 
-        def gram(v: Tensor) -> Tensor:
-            z = self._apply(v.reshape(x[:1].shape).expand(x.shape))
-            if scale is not None:
-                z = z * scale.reshape(z[:1].shape)
-            if not direct:
-                return torch.autograd.grad(y, x, z, retain_graph=True)[0][0].flatten()
+        def gram(x: Tensor) -> Tensor:
+            z = _scaled(_scaled(self._apply(x), factor), factor)
             return torch.ops.aten.convolution_backward(  # half the cost of asking autograd for it
                 z, x, self.weight.detach(), None, self.geometry.stride, pads,
                 self.geometry.dilation, False, [0] * len(pads), self.geometry.groups,
                 [True, False, False],
-            )[0][0].flatten()  # fmt: skip
+            )[0]  # fmt: skip
 
-        return gram, x[0].detach().flatten()
+        def each(v: Float[Tensor, "r n"]) -> Float[Tensor, "r n"]:
+            # With more than a few positions torch is faster on one image after the other.
+            images = v.unflatten(1, image)
+            together = len(v) if prod(self._positions) < 8 else 1
+            return torch.cat([gram(x) for x in images.split(together)]).flatten(1)
+
+        scaled = lambda x: _scaled(self._apply(x), factor)  # noqa: E731
+        return _image_norm(scaled, image, self.weight, each if direct else None)
 
 
 @dataclass(frozen=True)
@@ -254,7 +252,7 @@ class TransposedConvolution:
         return 1, 1
 
     def operator_norm(self, kernel: Norm) -> Norm:
-        return _image_norm(self._apply, self._gram, _image(self.in_shape, self.weight), self.weight)
+        return _image_norm(self._apply, _image(self.in_shape, self.weight), self.weight)
 
     def untied_norms(self, scale: Float[Tensor, "b g T"]) -> Float[Tensor, " b"]:
         return block_diagonal_norms(self.matrix.double(), scale)
@@ -267,16 +265,6 @@ class TransposedConvolution:
             output_padding=self.output_padding,
             dilation=self.geometry.dilation, groups=self.geometry.groups,
         )  # fmt: skip
-
-    def _gram(self) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-        """Return v -> C^T C v on flat images, and one such image."""
-        x, y = _traced(self._apply, self.in_shape, self.out_shape, self.weight)
-
-        def gram(v: Tensor) -> Tensor:
-            z = self._apply(v.reshape(x[:1].shape).expand(x.shape))
-            return torch.autograd.grad(y, x, z, retain_graph=True)[0][0].flatten()
-
-        return gram, x[0].detach().flatten()
 
 
 # -- images --------------------------------------------------------------------------------------
@@ -302,31 +290,37 @@ def _image(in_shape: torch.Size, weight: Tensor) -> torch.Size:
     return in_shape[-weight.dim() + 1 :]
 
 
-def _traced(
-    apply: Callable[[Tensor], Tensor], in_shape: torch.Size, out_shape: torch.Size, weight: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Run a layer on zero images with a graph, for products with its transpose."""
-    # With few positions torch is three times faster on two images than on one.
-    images = 2 if out_shape[2 - weight.dim() :].numel() < 8 else 1
-    x = weight.detach().new_zeros(images, *_image(in_shape, weight)).requires_grad_()
-    with torch.enable_grad():
-        return x, apply(x)
+def _scaled(z: Tensor, factor: Tensor | None) -> Tensor:
+    """Multiply images by a factor for each channel and position."""
+    return z if factor is None else z * factor.reshape(z[:1].shape)
 
 
 def _image_norm(
     apply: Callable[[Tensor], Tensor],
-    gram: Callable[[], tuple[Callable[[Tensor], Tensor], Tensor]],
     image: torch.Size,
     weight: Tensor,
+    gram: Callable[[Tensor], Tensor] | None = None,
 ) -> Norm:
-    """||C||_2 of the map of whole images: small maps as a matrix, large ones by products."""
-    if image.numel() <= EXACT_SIZE:
-        basis = torch.eye(image.numel(), dtype=weight.dtype, device=weight.device)
-        with torch.no_grad():
-            return matrix_norm(apply(basis.unflatten(1, image)).flatten(1))
-    product, x = gram()
+    """Return ||C||_2 of a map of whole images: small maps as a matrix, large ones by products.
+
+    Args:
+        apply: the map C on a batch of images.
+        image: shape of one image.
+        weight: tensor of the right type and device.
+        gram: rows v -> rows C^T C v on flat images. By default autograd gives the transpose.
+    """
+
+    def by_autograd(v: Float[Tensor, "r n"]) -> Float[Tensor, "r n"]:
+        with torch.enable_grad():
+            x = v.detach().unflatten(1, image).requires_grad_()
+            z = apply(x)
+        return torch.autograd.grad(z, x, z.detach())[0].flatten(1)
+
     with torch.no_grad():
-        return norm_by_products(product, x)
+        if image.numel() <= EXACT_SIZE:
+            basis = torch.eye(image.numel(), dtype=weight.dtype, device=weight.device)
+            return matrix_norm(apply(basis.unflatten(1, image)).flatten(1))
+        return norm_by_products(gram or by_autograd, weight.detach().new_empty(image.numel()))
 
 
 # -- recording -----------------------------------------------------------------------------------
