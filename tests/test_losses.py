@@ -58,6 +58,11 @@ def test_root_times_its_transpose_is_the_hessian(spec, f, y):
     R = loss.root(f, y)
     torch.testing.assert_close(R @ R.mT, hessians(loss, f, y), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(loss.hessian(f, y), R @ R.mT, rtol=1e-10, atol=1e-12)
+    products, v = loss.root_products(f, y), torch.randn_like(R[:, 0])
+    assert products.width == R.shape[2]
+    torch.testing.assert_close(products.times(v), (R @ v[..., None])[..., 0], rtol=1e-10, atol=0)
+    back = (R.mT @ f[..., None])[..., 0]
+    torch.testing.assert_close(products.transposed_times(f), back, rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +102,33 @@ def test_root_of_cross_entropy_keeps_its_digits_where_the_loss_is_tiny():
     R = get_loss("cross_entropy").root(f)
     rest = torch.exp(f[0, 1:] - 60).sum()
     torch.testing.assert_close((R @ R.mT)[0, 0, 0], rest, rtol=1e-10, atol=0)
+    products, one = get_loss("cross_entropy").root_products(f), torch.eye(3).double()
+    by_products = torch.cat([products.times(e[None]) for e in one]).T
+    torch.testing.assert_close(by_products, R[0], rtol=1e-10, atol=0)
+    transposed = torch.cat([products.transposed_times(e[None]) for e in one]).T
+    torch.testing.assert_close(transposed, R[0].T, rtol=1e-10, atol=0)
+
+
+def test_no_matrix_of_all_pairs_of_outputs_is_formed_in_a_sketch():
+    """With 40,000 classes such a matrix has 6.4 GB."""
+    torch.manual_seed(0)
+    net, x = nn.Linear(3, 40_000), torch.randn(2, 3)  # the narrow head would take 3 products
+    largest = [0]
+
+    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                largest[0] = max(largest[0], result.untyped_storage().nbytes())
+            return result
+
+    options = {"method": "sketch", "directions": 8, "quantities": ["sharpness"]}
+    with Largest():
+        m = fl.measure(net, x, torch.tensor([0, 1]), loss="cross_entropy", **options)
+    assert largest[0] < 1000 * 40_000 * 4
+    p = net(x).detach().softmax(1)
+    exact = ((1 - p.square().sum(1)) * (1 + x.square().sum(1))).mean()  # Tr(diag p - p p^T)
+    assert abs(m["gauss_newton_trace"] - float(exact)) < 5 * m["gauss_newton_trace_se"]
 
 
 def test_one_number_for_the_batch_and_one_for_each_sample_mean_the_same(f, y):

@@ -31,6 +31,21 @@ Outputs = Float[Tensor, "b N"]
 
 
 @dataclass(frozen=True)
+class RootProducts:
+    """Products with a root R of the Hessian of each sample's loss, [b, N, k], without R itself.
+
+    Attributes:
+        width: k, the number of columns of R.
+        times: v [b, k] -> R v [b, N].
+        transposed_times: w [b, N] -> R^T w [b, k].
+    """
+
+    width: int
+    times: Callable[[Tensor], Tensor]
+    transposed_times: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
 class Loss:
     """A loss per sample with a root of its Hessian; ``get_loss`` returns it by name."""
 
@@ -50,6 +65,15 @@ class Loss:
     def root(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N k"]:
         """Return R with R R^T = the Hessian of each sample's loss with respect to its outputs."""
         raise NotImplementedError
+
+    def root_products(self, f: Outputs, y: Any = None) -> RootProducts:
+        """Return products with the root. Those of losses with a name take O(N) memory."""
+        R = self.root(f, y)
+        return RootProducts(
+            R.shape[2],
+            lambda v: (R @ v[..., None]).squeeze(-1),
+            lambda w: (R.mT @ w[..., None]).squeeze(-1),
+        )
 
     def hessian(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N N"]:
         """Return the Hessian of each sample's loss with respect to its outputs."""
@@ -121,6 +145,10 @@ class Squared(Loss):
         N = f.shape[1]
         return (2 * FACTORS[self.name](N)) ** 0.5 * self._identity(f)
 
+    def root_products(self, f: Outputs, y: Any = None) -> RootProducts:
+        factor = (2 * FACTORS[self.name](f.shape[1])) ** 0.5
+        return RootProducts(f.shape[1], lambda v: factor * v, lambda w: factor * w)
+
     def hessian(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N N"]:
         return 2 * FACTORS[self.name](f.shape[1]) * self._identity(f)
 
@@ -155,6 +183,22 @@ class CrossEntropy(Loss):
         R = -p.unsqueeze(2) * p.sqrt().unsqueeze(1)
         return R.diagonal_scatter(p.sqrt() * rest, dim1=1, dim2=2)
 
+    def root_products(self, f: Outputs, y: Any = None) -> RootProducts:
+        p, rest = self._probabilities(f)
+        roots, top = p.sqrt(), p.argmax(1, keepdim=True)
+
+        def others(terms: Outputs) -> Outputs:
+            # The sum over all other classes. For the likeliest class it may be far below that
+            # class's own term, so it is not computed as a difference.
+            without = terms.scatter(1, top, 0.0).sum(1, keepdim=True)
+            return (terms.sum(1, keepdim=True) - terms).scatter(1, top, without)
+
+        return RootProducts(
+            f.shape[1],
+            lambda v: roots * rest * v - p * others(roots * v),
+            lambda w: roots * (rest * w - others(p * w)),
+        )
+
     def hessian(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N N"]:
         p, rest = self._probabilities(f)
         return (-p.unsqueeze(2) * p.unsqueeze(1)).diagonal_scatter(p * rest, dim1=1, dim2=2)
@@ -188,6 +232,11 @@ class BinaryCrossEntropy(Loss):
 
     def root(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N k"]:
         return self.hessian(f).sqrt()
+
+    def root_products(self, f: Outputs, y: Any = None) -> RootProducts:
+        f = f.detach()
+        factor = (f.sigmoid() * (-f).sigmoid()).sqrt()
+        return RootProducts(f.shape[1], lambda v: factor * v, lambda w: factor * w)
 
     def hessian(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N N"]:
         f = f.detach()

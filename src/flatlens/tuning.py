@@ -40,6 +40,9 @@ MANY_PRODUCTS, FEW_SAMPLES, BATCHED_ROWS = 64, 32, 256
 # -- exact or sketched ---------------------------------------------------------------------------
 
 ALWAYS_EXACT = 64  # as many products are never worth estimating
+# Above this many pairs of outputs (10,000 outputs) no narrow head is used by choice: its exact pass
+# would hold one number for each pair.
+MOST_PAIRS_OF_OUTPUTS = 10**8
 TIMES_DEARER = 4  # an exact pass may cost this many times a sketch before the sketch is chosen
 SKETCH_ROWS = 4  # a second derivative keeps as much memory as this many rows of all layers
 LAYER_PRODUCTS = 5  # cost of a layer's Lanczos and moments, in products with all their algebra

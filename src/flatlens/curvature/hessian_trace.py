@@ -14,7 +14,7 @@ from flatlens.curvature.hessians import surface
 from flatlens.errors import FlatlensError
 from flatlens.losses import Custom, Loss, get_loss
 from flatlens.metrics import adaptive_sharpness, sharpness
-from flatlens.passes.request import Request
+from flatlens.passes.request import LossRoot, Request
 from flatlens.passes.run import look
 from flatlens.probes import Probe
 
@@ -105,6 +105,6 @@ def _gauss_newton(model: nn.Module, x: Any, loss: Loss, output: Any, chunk: int 
             "the residual is known for losses with a name only; compare with gauss_newton_trace"
         )
 
-    root = None if loss.name == "half_squared" else lambda f, _: loss.root(f).mT
+    root = None if loss.name == "half_squared" else LossRoot(loss)
     inputs = (batch for batch, _ in batches(x))
     return look(model, inputs, Request(root=root, chunk=chunk, output=output))

@@ -36,7 +36,7 @@ from flatlens.measurement.sampling import draw
 from flatlens.metrics import ADAPTIVE, METRICS
 from flatlens.passes.distributed import gathered, needs_group
 from flatlens.passes.probing import check_arguments
-from flatlens.passes.request import NORMS, Root, SketchOptions
+from flatlens.passes.request import NORMS, LossRoot, SketchOptions
 from flatlens.passes.request import Request as PassRequest
 from flatlens.passes.run import look
 from flatlens.probes import Array, Probe
@@ -259,7 +259,7 @@ def _look(
     settings: Settings,
     *,
     plain: bool,
-    root: Root | None = None,
+    root: LossRoot | None = None,
 ) -> tuple[Probe, list[Any]]:
     """Run one pass over the network.
 
@@ -298,10 +298,7 @@ def _loss_aware(
 ) -> Measurement:
     """Measure R^T f, where R R^T is the Hessian of the loss with respect to the outputs."""
 
-    def root(f: Tensor, samples: slice) -> Tensor:
-        return loss.root(f, None if y is None else y[samples]).mT
-
-    p, _ = _look(model, x, request, settings, plain=False, root=root)
+    p, _ = _look(model, x, request, settings, plain=False, root=LossRoot(loss, y))
     values = metric_values(p, request.metrics)
     return Measurement(p, values, _bounds(p, request), loss_name=loss.name)
 

@@ -52,7 +52,10 @@ def choose(subject: Subject, request: Request, solo: Forward, n: int) -> Choice:
         FlatlensError: if one sample alone does not fit ``request.memory``.
     """
     call = solo.recording.calls[-1]
-    products = head_width(solo.graph, solo.f, call) or solo.f.shape[1]
+    outputs = solo.f.shape[1]
+    products = head_width(solo.graph, solo.f, call) or outputs
+    if outputs**2 > tuning.MOST_PAIRS_OF_OUTPUTS and request.method != "exact":
+        products = outputs  # a narrow head's exact pass would hold a number for each pair
     exactly, why = _exact_or_sketch(request, products, solo, n)
     if not exactly:
         chunk, kept = _chunk(subject, request, solo.recording, tuning.SKETCH_ROWS, False, n)

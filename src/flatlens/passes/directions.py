@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flatlens.capture.inputs import Inputs
+from flatlens.losses import RootProducts
 
 
 class SampleStreams:
@@ -39,12 +40,14 @@ class Signs:
     Args:
         f: the outputs, [b, N].
         streams: a stream of random numbers per sample.
-        root: R^T of a loss, [b, k, N], where R^T f is measured; else None.
+        root: products with a root R of a loss, where R^T f is measured; else None.
     """
 
-    def __init__(self, f: Tensor, streams: list[np.random.Generator], root: Tensor | None) -> None:
+    def __init__(
+        self, f: Tensor, streams: list[np.random.Generator], root: RootProducts | None
+    ) -> None:
         self.f, self.streams, self.root = f, streams, root
-        self.width = (f if root is None else root).shape[1]
+        self.width = f.shape[1] if root is None else root.width
 
     def next(self) -> Tensor:
         """Draw one direction for each sample, [b, width]."""
@@ -53,8 +56,8 @@ class Signs:
 
     def to_outputs(self, v: Tensor) -> Tensor:
         """R v: the direction in the space of the outputs."""
-        return v if self.root is None else (self.root.mT @ v[..., None]).squeeze(-1)
+        return v if self.root is None else self.root.times(v)
 
     def from_outputs(self, w: Tensor) -> Tensor:
         """R^T w: back from the space of the outputs."""
-        return w if self.root is None else (self.root @ w[..., None]).squeeze(-1)
+        return w if self.root is None else self.root.transposed_times(w)

@@ -74,8 +74,7 @@ def loss_directions(request: Request, forward: Forward) -> Tensor | None:
     """R^T of the loss for the samples of a forward pass, [b, k, N]; None where f is measured."""
     if request.root is None:
         return None
-    f = forward.f.detach()
-    return request.root(f, slice(forward.start, forward.start + len(f)))
+    return request.root.transposed(forward.f.detach(), forward.samples)
 
 
 def exact_rows(setup: Setup) -> Rows:

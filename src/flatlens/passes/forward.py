@@ -43,6 +43,11 @@ class Forward:
     keys: Sequence[Any] = ()
     watched: Sequence[tuple[Any, GradientEdge]] = ()
 
+    @property
+    def samples(self) -> slice:
+        """The places of its samples among all samples."""
+        return slice(self.start, self.start + len(self.f))
+
     @cached_property
     def graph(self) -> Graph:
         """The autograd graph behind f."""

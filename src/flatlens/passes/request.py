@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor
 
 from flatlens.errors import FlatlensError
+from flatlens.losses import Loss, RootProducts
 
-# outputs f and which samples they belong to -> R^T of the loss, [b, k, N]
-Root = Callable[[Tensor, slice], Tensor]
 Method = Literal["exact", "sketch", "auto"]
 NORMS = ("operator", "kernel", "frobenius")
 
@@ -52,6 +51,30 @@ class SketchOptions:
 
 
 @dataclass(frozen=True)
+class LossRoot:
+    """A root R of the Hessian of a loss, for the samples of a chunk.
+
+    Attributes:
+        loss: the loss.
+        y: targets of all samples, where the Hessian depends on them.
+    """
+
+    loss: Loss
+    y: Any = None
+
+    def transposed(self, f: Tensor, samples: slice) -> Tensor:
+        """R^T of each sample, [b, k, N]."""
+        return self.loss.root(f, self._targets(samples)).mT
+
+    def products(self, f: Tensor, samples: slice) -> RootProducts:
+        """Products with R and R^T, without either matrix."""
+        return self.loss.root_products(f, self._targets(samples))
+
+    def _targets(self, samples: slice) -> Any:
+        return None if self.y is None else self.y[samples]
+
+
+@dataclass(frozen=True)
 class Request:
     """What to measure, by which method, within which memory.
 
@@ -62,7 +85,7 @@ class Request:
         output: what of the model's result is f(x): a key, an index, an attribute or a function.
         chunk: samples at a time, at most.
         memory: bytes that the pass may use beyond the model and its inputs.
-        root: R^T of a loss, where R^T f is measured in place of f.
+        root: root R of the Hessian of a loss, where R^T f is measured in place of f.
         weight_norm: which norm is ``LayerProbe.norm``.
         sharpness_alone: whether only the sharpness is asked for.
         adaptive: whether adaptive sharpness is asked for.
@@ -75,7 +98,7 @@ class Request:
     output: Any = None
     chunk: int | None = None
     memory: int | None = None
-    root: Root | None = None
+    root: LossRoot | None = None
     weight_norm: str = "operator"
     sharpness_alone: bool = False
     adaptive: bool = True

@@ -26,7 +26,6 @@ from flatlens.metrics import sharpness
 from flatlens.passes import sketched_spectra
 from flatlens.passes.columns import ChunkColumns, Key, over_directions
 from flatlens.passes.directions import SampleStreams, Signs
-from flatlens.passes.exact import loss_directions
 from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.independence import Layouts
 from flatlens.passes.layer_columns import Asked, all_columns
@@ -98,7 +97,9 @@ class SketchStrategy:
             target=f.new_empty(len(f), 1, f.shape[1]), plain=self.request.root is None,
             use_head=False, spectra=True,
         )  # fmt: skip
-        signs = Signs(f, self.streams.of(inputs), loss_directions(self.request, forward))
+        root = self.request.root
+        products = None if root is None else root.products(f.detach(), forward.samples)
+        signs = Signs(f, self.streams.of(inputs), products)
         return setup, signs
 
     # -- means over directions -------------------------------------------------------------------
