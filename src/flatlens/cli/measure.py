@@ -15,6 +15,7 @@ EXAMPLES = """Examples:
   flatlens measure mymodel:build --checkpoint weights.pt --data npz:images.npz
   flatlens measure mymodel:Net --data digits --n 200 --json
   flatlens measure timm:vit_tiny_patch16_224 --data "folder:photos?size=224" --n 10
+  flatlens measure hf:gpt2 --data "text:book.txt?length=32" --n 4 --method sketch
   flatlens measure vit --data "cifar10?classes=0,1" --method sketch --rtol 0.01"""
 
 
@@ -34,6 +35,7 @@ def measure(
     rtol: AboveZero | None = None,
     budget: AboveZero | None = None,
     output: str | None = None,
+    position: Literal["last", "all"] | None = None,
     weight_norm: Literal["operator", "kernel", "frobenius"] = "operator",
     device: str = "cpu",
     dtype: Literal["float32", "float64", "float16", "bfloat16"] | None = None,
@@ -46,12 +48,14 @@ def measure(
     model
         The network: package.module:factory calls the factory without arguments (a torch.nn.Module
         is taken as it is, and modules in the current folder are imported); timm:NAME is a model of
-        timm with random weights; mlp, lenet, vgg, vgg11, resnet18 and vit are those of flatlens
+        timm with random weights; hf:NAME or hf:FOLDER is a model of Transformers with its own
+        (safetensors only); mlp, lenet, vgg, vgg11, resnet18 and vit are those of flatlens
         train.
     data
         The samples: npz:FILE with arrays x and y (class labels or float targets), folder:PATH with
         images as class/*.png, digits (embedded), fashion-mnist, cifar10 (see flatlens data),
-        synthetic:gaussians or synthetic:teacher; options follow a question mark, as in
+        text:FILE with tokens of the model (or of ?tokenizer=NAME), synthetic:gaussians or
+        synthetic:teacher; options follow a question mark, as in
         "cifar10?classes=0,1" or "folder:photos?size=64".
     checkpoint
         The weights: a safetensors file, or a state dict saved with torch.save (tensors only); by
@@ -82,7 +86,11 @@ def measure(
     budget
         The number of seconds that an exact pass may take under auto.
     output
-        The key or position of the tensor to measure, if the network returns a dict or a tuple.
+        The key or position of the tensor to measure, if the network returns a dict or a tuple; by
+        default logits of a model of Transformers.
+    position
+        The outputs to measure of a model that has some for each token: those of the last token, or
+        of all tokens; by default last for text, else all.
     weight_norm
         The norm of a layer's weight that enters the quantities.
     device
@@ -98,14 +106,48 @@ def measure(
 
     torch.manual_seed(seed)
     network = _network(model, checkpoint, key)
-    x, y = _samples(network, data, n, seed, device, dtype)
-    selected = int(output) if output is not None and output.isdecimal() else output
+    x, y = _samples(network, _with_tokenizer(data, model), n, seed, device, dtype)
+    selected = _selected(output, position, model, data)
     m = fl.measure(
         network, x, y, quantities=quantities or "default", method=method, loss=loss,
         output=selected, weight_norm=weight_norm, directions=directions, seed=seed, rtol=rtol,
         budget=budget,
     )  # fmt: skip
     print(m.to_json() if as_json else m)
+
+
+def _with_tokenizer(data: str, model: str) -> str:
+    """Let text be read with the tokenizer of a model of Transformers, unless another is named.
+
+    >>> _with_tokenizer("text:book.txt?length=9", "hf:gpt2")
+    'text:book.txt?length=9&tokenizer=gpt2'
+    """
+    if not (data.startswith("text:") and model.startswith("hf:")) or "tokenizer=" in data:
+        return data
+    return f"{data}{'&' if '?' in data else '?'}tokenizer={model.removeprefix('hf:')}"
+
+
+def _selected(output: str | None, position: str | None, model: str, data: str) -> Any:
+    """Return what of the network's result is measured: a key, an index or a function."""
+    key: Any = int(output) if output is not None and output.isdecimal() else output
+    if key is None and model.startswith("hf:"):
+        key = "logits"
+    if position is None:
+        position = "last" if data.startswith("text:") else "all"
+    if position == "all":
+        return key
+
+    def last_position(result: Any) -> Tensor:
+        tensor = result if key is None else result[key]
+        if tensor.dim() < 3:
+            raise FlatlensError(
+                f"The output has shape {list(tensor.shape)}, not one row for each token; give "
+                "--position all."
+            )
+        last: Tensor = tensor[:, -1]
+        return last
+
+    return last_position
 
 
 def _network(model: str, checkpoint: Path | None, key: str | None) -> nn.Module:

@@ -6,6 +6,8 @@
     npz:PATH             arrays x, y and, if there, x_test, y_test
     folder:PATH          images class/*.png, .jpg, .jpeg, or these in train/ and test/ or val/;
                          size (as they are), channels=3, or 1 for grey
+    text:PATH            sequences of tokens, and the token that follows each; tokenizer=bytes, or
+                         the name or folder of one of Transformers; length=64
     synthetic:gaussians  a cloud for each class; n=1000, dim=20, classes=10, noise=0.25, seed=0;
                          shape=3,32,32 in place of dim makes images
     synthetic:teacher    labels of a random network; n, dim, classes, seed, noise=0, hidden=20
@@ -42,6 +44,7 @@ from flatlens.data.arrays import Data, labels, pixels
 from flatlens.data.image_sets import cifar10, digits, fashion_mnist
 from flatlens.data.npz_files import read_arrays
 from flatlens.data.options import defaults_of, from_text, from_values
+from flatlens.data.text import read_text
 from flatlens.errors import FlatlensError
 
 __all__ = ["Data", "load"]
@@ -92,7 +95,9 @@ def _reader(name: str) -> Callable[..., Data]:
         return _synthetic(synthetic.KINDS[rest])
     known = ", ".join([*READERS, *(f"synthetic:{k}" for k in synthetic.KINDS)])
     hint = "; options are written name?key=value&key=value" if "?" in name else ""
-    raise FlatlensError(f"Unknown data {name!r}; use {known}, npz:PATH or folder:PATH{hint}.")
+    raise FlatlensError(
+        f"Unknown data {name!r}; use {known}, npz:PATH, folder:PATH or text:PATH{hint}."
+    )
 
 
 def folder(path: Path, size: int | Sequence[int] | None = None, channels: int = 3) -> Data:
@@ -126,4 +131,8 @@ READERS: dict[str, Callable[..., Data]] = {
     "fashion-mnist": fashion_mnist,
     "cifar10": cifar10,
 }
-PATHS: dict[str, Callable[..., Data]] = {"npz": read_arrays, "folder": folder}
+PATHS: dict[str, Callable[..., Data]] = {
+    "npz": read_arrays,
+    "folder": folder,
+    "text": read_text,
+}

@@ -13,7 +13,8 @@ Every constructor draws its random numbers from torch's global generator, so
 | `resnet18` | ResNet-18 with the CIFAR stem                     | 11,173,962 |
 | `vit`      | a small vision transformer                        |  2,693,578 |
 
-`timm:NAME` is a model of timm, and `package.module:factory` a model of your own.
+`timm:NAME` is a model of timm, `hf:NAME` one of Transformers, and `package.module:factory` a model
+of your own.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from torch import Tensor, nn
 from flatlens.data.memory import refuse_beyond_memory
 from flatlens.errors import FlatlensError
 from flatlens.files.reading import shown
-from flatlens.training import timm_models
+from flatlens.training import hf_models, timm_models
 
 LONGEST = 300  # characters of the message of an exception in a user's factory
 DEEPEST = 10_000  # layers or blocks; building more takes minutes
@@ -301,9 +302,11 @@ def build(name: str, **options: Any) -> nn.Module:
     """Build a network by name.
 
     Args:
-        name: one of `MODELS`, `timm:NAME`, or `package.module:factory`. If a module is named in
-            place of a factory, the network is a copy of it with the weights that it has.
-        options: keyword arguments of the constructor, of `timm.create_model` or of the factory.
+        name: one of `MODELS`, `timm:NAME`, `hf:NAME`, `hf:FOLDER`, or `package.module:factory`. If
+            a module is named in place of a factory, the network is a copy of it with the weights
+            that it has.
+        options: keyword arguments of the constructor, of `timm.create_model`, of
+            `hf_models.create` or of the factory.
 
     Raises:
         FlatlensError: if the name is unknown, the options do not fit, or the network is larger
@@ -342,10 +345,12 @@ def _factory(name: str) -> Callable[..., Any]:
         return MODELS[name]
     path, colon, rest = name.partition(":")
     if not colon:
-        known = _or(*MODELS, "timm:NAME", "package.module:factory")
+        known = _or(*MODELS, "timm:NAME", "hf:NAME", "package.module:factory")
         raise FlatlensError(f"Unknown model {name!r}; use {known}.")
     if path == "timm":
         return partial(timm_models.create, rest)
+    if path == "hf":
+        return partial(hf_models.create, rest)
     try:
         target: Any = importlib.import_module(path)
         for attribute in rest.split("."):
