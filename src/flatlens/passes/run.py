@@ -68,6 +68,8 @@ class _Pass:
         arrangement: where the samples lie; None before the first batch.
         strategy: measures a chunk.
         table: the numbers so far.
+        sees_a_call: whether some sample calls a layer that can be measured.
+        sees_a_layer: whether the output of some sample depends on such a layer.
         notes: what the user should know.
     """
 
@@ -79,6 +81,7 @@ class _Pass:
         self.table = ColumnTable(subject)
         self.buffers = Buffers()
         self.M = 0
+        self.sees_a_call = self.sees_a_layer = False
         self.notes: list[str] = []
 
     def take(self, inputs: Inputs) -> None:
@@ -105,19 +108,22 @@ class _Pass:
             chunk = inputs.take(samples)
             if self.choice.chunk != 1:
                 try:
-                    self.table.add(self._measure(chunk))
+                    self._add(self._measure(chunk))
                     continue
                 except NeedsSinglesError as why:
                     self._one_at_a_time(str(why))
             for i in range(chunk.n):
-                self.table.add(self._measure(chunk.take(slice(i, i + 1))))
+                self._add(self._measure(chunk.take(slice(i, i + 1))))
+
+    def _add(self, chunk: ChunkColumns) -> None:
+        numbers = self.table.add(chunk)
+        if isinstance(self.strategy, SketchStrategy):
+            self.strategy.take_slots(numbers)
 
     def _begin(self, inputs: Inputs) -> None:
         """Look at one sample, choose the strategy and the chunk, and arrange the samples."""
         with plain_kernels(self.request.method == "sketch"):
             solo = self.subject.run(inputs.take(slice(0, 1)), CapturePlan())
-        if not solo.recording.calls:
-            raise FlatlensError("the network calls no linear or convolutional layer to measure")
         self.M = sum(t[0].numel() for t in solo.fed)
         self.choice = choose(self.subject, self.request, solo, inputs.n)
         if self.choice.why:
@@ -159,7 +165,12 @@ class _Pass:
         if self.table.n == 0 and arrangement.alone is not None:
             again = partial(self.subject.outputs_alone, inputs)
             check_alone(forward.f, arrangement.alone, again)
-        single = (None,) * len(forward.recording.calls)
+        calls = forward.recording.calls
+        self.sees_a_call = self.sees_a_call or bool(calls)
+        self.sees_a_layer = self.sees_a_layer or any(
+            call.out.node in forward.graph.nodes for call in calls
+        )
+        single = (None,) * len(calls)
         layouts = arrangement.layouts if inputs.n > 1 else single
         return self.strategy.measure(inputs, forward, layouts)
 
@@ -178,6 +189,12 @@ class _Pass:
         """Assemble the Probe of all samples."""
         if not self.table.n:
             raise FlatlensError("there are no samples (n = 0); give at least one")
+        if not self.sees_a_call:
+            raise FlatlensError("the network calls no linear or convolutional layer to measure")
+        if not self.sees_a_layer:
+            raise FlatlensError(
+                "no linear or convolutional layer reaches the output: none to measure"
+            )
         assert self.choice is not None
         self.buffers.leave()
         probe = assemble(self.table, self.request.weight_norm, self.M, self.choice.chunk)
