@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from flatlens.errors import FlatlensError
+from flatlens.per_sample import mean_over_users, norm_per_sample, root_mean_weighted, used_by
 from flatlens.probes import Array, InputProbe, LayerProbe, Probe
 
 
@@ -165,7 +166,21 @@ def network_volume(p: Probe) -> Float[Array, " n"]:
     >>> round(fl.network_volume(fl.probe(net, torch.ones(1, 1).double())), 9)
     6.0
     """
-    return np.sum([np.exp(log_products(q.singular)) for q in p.layers], axis=0)
+    return np.sum([np.exp(layer_log_volumes(q)) for q in p.layers], axis=0)
+
+
+def layer_log_volumes(layer: LayerProbe) -> Float[Array, " n"]:
+    """log dVol_il of each sample; -inf for samples that do not use the layer.
+
+    Where samples have different numbers of positions, sample i has r_il = min(N, M_il) singular
+    values of its own.
+    """
+    if layer.entries is None:
+        return log_products(layer.singular)
+    own = np.minimum(layer.entries, layer.singular.shape[1])
+    places = np.arange(layer.singular.shape[1])
+    logs = log_products(np.where(places < own[:, None], layer.singular, 1.0))
+    return np.where(own > 0, logs, -np.inf)
 
 
 def participation(singular: Float[Array, "n r"]) -> Float[Array, " n"]:
@@ -252,7 +267,9 @@ def weighted_nmls(p: Probe) -> float:
 
 
 def matrix_normalized_sharpness(p: Probe) -> float:
-    """sum_l ||W_l|| sqrt(mean_i ||grad_{W_l} f||_F^2), right-hand side of Eq. 35.
+    """sum_l sqrt(mean_i ||W_il||^2 ||grad_{W_il} f||_F^2), right-hand side of Eq. 35.
+
+    Where all samples use the same weights it is sum_l ||W_l|| sqrt(mean_i ||grad_{W_l} f||_F^2).
 
     >>> import torch, flatlens as fl
     >>> net = torch.nn.Linear(1, 1).double()
@@ -260,7 +277,7 @@ def matrix_normalized_sharpness(p: Probe) -> float:
     >>> round(fl.matrix_normalized_sharpness(fl.probe(net, torch.full((1, 1), 2.0).double())), 9)
     6.0
     """
-    return float(sum(q.norm * np.sqrt(q.grad_weight.mean()) for q in p.layers))
+    return float(sum(root_mean_weighted(norm_per_sample(q), q.grad_weight) for q in p.layers))
 
 
 METRICS: dict[str, Callable[..., float]] = {
@@ -296,14 +313,17 @@ def calls(p: Probe, layer: LayerProbe) -> list[LayerProbe]:
 
 
 def layer_row(p: Probe, layer: LayerProbe) -> dict[str, Any]:
-    """One layer's numbers, means over samples, as a row of a table.
+    """One layer's numbers, means over the samples that use it, as a row of a table.
+
+    ``samples`` counts these samples. ``norm`` is the mean of their norms ||W_il||.
 
     ``sharpness`` and ``adaptive_sharpness`` are those of the layer's parameters, all uses together:
     rows that share a parameter repeat its share of S and do not add up. So is ``sharing_ratio``,
     with the positions of all calls; NaN where the parameter has uses that are no such calls.
     """
-    tied = layer.grad_weight.mean()
-    untied = sum(float(q.untied.mean()) for q in calls(p, layer))
+    mean = functools.partial(mean_over_users, layer)
+    tied = mean(layer.grad_weight)
+    untied = sum(mean(q.untied) for q in calls(p, layer))
     return {
         "name": layer.name,
         "kind": layer.kind,
@@ -311,15 +331,21 @@ def layer_row(p: Probe, layer: LayerProbe) -> dict[str, Any]:
         "positions": layer.positions,
         "in_features": layer.in_features,
         "out_features": layer.out_features,
-        "norm": layer.norm,
-        "x_norm": float(layer.x_norm.mean()),
-        "mls": float(layer.singular[:, 0].mean()),
-        "mls_through": float(layer.singular_through[:, 0].mean()),
-        "log_volume": float(log_products(layer.singular).mean()),
-        "local_dimension": float(dimension(layer).mean()),
-        "sharpness": float(tied + layer.grad_bias.mean()),
-        "adaptive_sharpness": float(layer.adaptive.mean()),
-        "sharpness_untied": float(layer.untied.mean() + layer.untied_bias.mean()),
-        "sharing_ratio": float(tied / untied) if untied > 0 else float("nan"),
+        "norm": mean_norm(layer),
+        "x_norm": mean(layer.x_norm),
+        "mls": mean(layer.singular[:, 0]),
+        "mls_through": mean(layer.singular_through[:, 0]),
+        "log_volume": mean(layer_log_volumes(layer)),
+        "local_dimension": mean(dimension(layer)),
+        "sharpness": tied + mean(layer.grad_bias),
+        "adaptive_sharpness": mean(layer.adaptive),
+        "sharpness_untied": mean(layer.untied) + mean(layer.untied_bias),
+        "sharing_ratio": tied / untied if untied > 0 else float("nan"),
         "bypass": float(layer.bypass.max()),
+        "samples": int(used_by(layer).sum()),
     }
+
+
+def mean_norm(layer: LayerProbe) -> float:
+    """mean_i ||W_il|| over the samples that use the layer."""
+    return layer.norm if layer.norm_i is None else mean_over_users(layer, layer.norm_i)

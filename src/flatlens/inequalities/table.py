@@ -5,13 +5,15 @@ condition of the proof was seen to hold in the pass (positions, uses of a parame
 graph, ||A - B||), "observation" where the paper states it for such a network but it can fail, and
 "not applicable" where the network has no such layer. A theorem that fails is a bug of ours.
 
-Notation: W_l weight of layer l, x_il its input, w_il = ||grad_{W_l} f(x_i)||_F^2, S the sharpness.
+Notation: W_il is the weight that sample i uses in layer l, x_il the layer's input, w_il =
+||grad_{W_il} f(x_i)||_F^2, S the sharpness. A sample that does not use a layer adds 0 to both
+sides.
 Volumes are compared in logarithms. A norm that took an iteration enters as its upper end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,10 +22,12 @@ import torch
 
 from flatlens.algebra.scaling import minimise
 from flatlens.errors import FlatlensError
+from flatlens.inequalities.first_layers import find_first_layers
 from flatlens.metrics import (
     adaptive_sharpness,
     calls,
     input_invariant_mls,
+    layer_log_volumes,
     log_products,
     matrix_normalized_sharpness,
     mls,
@@ -32,6 +36,13 @@ from flatlens.metrics import (
     sharpness,
     sharpness_untied,
     weighted_nmls,
+)
+from flatlens.per_sample import (
+    mean_over_users,
+    most_uses,
+    upper_norm_per_sample,
+    used_by,
+    where_used,
 )
 from flatlens.probes import Array, LayerProbe, Probe, Sketch
 
@@ -115,7 +126,7 @@ def why_not_leaf(p: Probe, layer: LayerProbe) -> str | None:
     """Why a layer's weight is not a trainable parameter used exactly once, or None."""
     if why := why_not_counted(p, layer):
         return why
-    count = sum(other.weight == layer.weight for other in p.layers)
+    count = most_uses(p.layers, layer.weight)  # by one sample
     if count > 1:
         return f"{layer.weight} is used {count} times"
     if _path(p, layer.weight) != "layer":
@@ -156,8 +167,7 @@ class Rows:
         if p.sketch is not None:
             room = student(p.sketch.directions - 1) * relative_error(p, p.sketch)
             self.tolerance += (1 + room) ** 2 - 1  # a side may be the square of what is known
-        found = [q for q in p.layers if q.reads_input]
-        self.first = found[0] if found else None
+        self.first = find_first_layers(p)
 
     def all(self) -> Iterator[Inequality]:
         """In the order of the table."""
@@ -183,12 +193,28 @@ class Rows:
     # verdicts
 
     def first_reason(self, *conditions: Condition) -> str | None:
-        """The first condition that the first layer breaks."""
+        """The first condition that the first layer of some sample breaks."""
         assert self.first is not None
-        p, first = self.p, self.first
-        if first.beside.max() > certificate(p):
-            return f"the network's input is also read beside {first.name}"
-        return next((why for c in conditions if (why := c(p, first))), None)
+        p = self.p
+        if why := self.without_first():
+            return why
+        for layer in self.first.layers:
+            if layer.beside.max() > certificate(p):
+                return f"the network's input is also read beside {layer.name}"
+            for condition in conditions:
+                if why := condition(p, layer):
+                    return why
+        return None
+
+    def without_first(self) -> str | None:
+        """Say how many samples have no first layer, or None if all have one."""
+        assert self.first is not None
+        if not self.first.without:
+            return None
+        return (
+            f"{self.first.without} of {self.p.n} samples have no measured layer that reads the "
+            "network's input itself"
+        )
 
     def all_reason(self, *conditions: Condition) -> str | None:
         """The first layer and condition that is broken, in the order of the layers."""
@@ -253,10 +279,16 @@ class Rows:
     # both sides
 
     def ratio(self, layer: LayerProbe, bias: bool) -> Array:
-        """(||W_l|| / x_il)^2 per sample, with x_il^2 + 1 where a bias counts."""
-        return _divided(_upper(layer) ** 2, layer.x_norm**2 + (bias and layer.bias_counts))
+        """(||W_il|| / x_il)^2 per sample, with x_il^2 + 1 where a bias counts."""
+        size2 = layer.x_norm**2 + (bias and layer.bias_counts)
+        return where_used(layer, _divided(upper_norm_per_sample(layer) ** 2, size2))
 
-    def zeros(self, layers: list[LayerProbe], bias: bool, why: str) -> str:
+    def first_ratio(self, bias: bool) -> Array:
+        """The same of each sample's first layer."""
+        assert self.first is not None
+        return self.first.gather(lambda layer: self.ratio(layer, bias))
+
+    def zeros(self, layers: Sequence[LayerProbe], bias: bool, why: str) -> str:
         """Say what made a right-hand side infinite."""
         for q in layers:
             count = int(np.sum(np.isinf(self.ratio(q, bias))))
@@ -268,8 +300,8 @@ class Rows:
         name, equation = "eq6", "Eq. 6, k = 2"
         if self.first is None:
             return self.no_first(name, equation)
-        rhs = _product(self.ratio(self.first, False).max(), self.S)
-        why = self.zeros([self.first], False, DENSE_FIRST)
+        rhs = _product(self.first_ratio(False).max(), self.S)
+        why = self.zeros(self.first.layers, False, DENSE_FIRST)
         return self.row(
             name, equation, float((self.p.input.singular[:, 0] ** 2).mean()), rhs,
             self.first_reason(*PAPER), why,
@@ -293,15 +325,15 @@ class Rows:
         if self.first is None:
             return self.no_first(name, equation)
         s = self.p.input.singular
-        rhs = self._log_eq9(self.ratio(self.first, False), s.shape[1])
-        why = self.zeros([self.first], False, DENSE_FIRST)
+        rhs = self._log_eq9(self.first_ratio(False), s.shape[1])
+        why = self.zeros(self.first.layers, False, DENSE_FIRST)
         lhs = log_mean_exp(log_products(s))
         return self.log_row(name, equation, lhs, rhs, self.first_reason(*PAPER), why)
 
     def eq10(self) -> Inequality:
         layers = self.p.layers
         ranks = {q.singular.shape[1] for q in layers}
-        lhs = log_sum_exp([log_mean_exp(log_products(q.singular)) for q in layers])
+        lhs = log_sum_exp([log_mean_exp(layer_log_volumes(q)) for q in layers])
         ratios = [self.ratio(q, False) for q in layers]
         if len(ranks) == 1:
             rhs = self._log_eq9(np.concatenate(ratios), ranks.pop())
@@ -314,8 +346,8 @@ class Rows:
     def eq11(self, name: str, equation: str, bias: bool) -> Inequality:
         if self.first is None:
             return self.no_first(name, equation)
-        rhs = _product(np.sqrt(self.ratio(self.first, bias).mean()), np.sqrt(self.S))
-        why = self.zeros([self.first], bias, DENSE_FIRST)
+        rhs = _product(np.sqrt(self.first_ratio(bias).mean()), np.sqrt(self.S))
+        why = self.zeros(self.first.layers, bias, DENSE_FIRST)
         return self.row(name, equation, mls(self.p), rhs, self.first_reason(*PAPER), why)
 
     def eq48(self) -> Iterator[Inequality]:
@@ -325,16 +357,18 @@ class Rows:
             for name, equation in (*names, last):
                 yield self.no_first(name, equation)
             return
-        ratio, w = self.ratio(self.first, False), self.first.grad_weight
+        ratio = self.first_ratio(False)
+        w = self.first.gather(lambda layer: layer.grad_weight)
         B = float(
             np.mean([_product(np.sqrt(a), np.sqrt(b)) for a, b in zip(ratio, w, strict=True)])
         )
         C = _product(np.sqrt(ratio.mean()), np.sqrt(w.mean()))
         D = _product(np.sqrt(ratio.mean()), np.sqrt(self.S))
-        why = self.zeros([self.first], False, DENSE_FIRST)
+        why = self.zeros(self.first.layers, False, DENSE_FIRST)
         yield self.row(*names[0], mls(self.p), B, self.first_reason(*PAPER), why)
         yield self.row(*names[1], B, C, None, "Cauchy-Schwarz")
-        counted = why_not_counted(self.p, self.first)
+        reasons = [self.without_first(), *(why_not_counted(self.p, q) for q in self.first.layers)]
+        counted = next((why for why in reasons if why), None)
         yield self.row(*last, C, D, counted, "the first layer's weight is part of S")
 
     def _rhs12(self, layers: list[LayerProbe], bias: bool) -> float:
@@ -354,11 +388,11 @@ class Rows:
                     "exact=True needs ||D^-1 C||_2: probe the network with exact_untied=True"
                 )
             size = q.patch_min + (q.has_bias and "transpose" not in q.kind)
-            kernel = q.norms.kernel * (1 + q.norms.slack)
             if self.exact and q.untied_norm is not None:
-                k2.append(q.untied_norm**2)
+                k2.append(where_used(q, q.untied_norm**2))
                 continue
-            k2.append(_divided(q.kappa * kernel**2, size))
+            kernel = upper_norm_per_sample(q, "kernel")
+            k2.append(where_used(q, _divided(q.kappa * kernel**2, size)))
         rhs = _product(np.sqrt(np.mean(np.sum(k2, axis=0))), np.sqrt(sharpness_untied(self.p)))
         why = "weights counted once per position"
         if np.isinf(rhs):
@@ -373,8 +407,8 @@ class Rows:
         terms = []
         for q in self.p.layers:
             # J stands before the overlapping sum of a transposed convolution: its C is the kernel.
-            norm = q.norms.kernel if "transpose" in q.kind else q.norms.operator
-            terms.append(_divided((norm * (1 + q.norms.slack)) ** 2, q.patch_rank**2))
+            norm = upper_norm_per_sample(q, "kernel" if "transpose" in q.kind else "operator")
+            terms.append(where_used(q, _divided(norm**2, q.patch_rank**2)))
         rhs = _product(np.sqrt(np.mean(np.sum(terms, axis=0))), np.sqrt(self.S))
         why = "every weight is a parameter used once; patches determine the positions"
         for q in self.p.layers:
@@ -397,8 +431,11 @@ class Rows:
         name, equation = "eq17_telescoped", "Eq. 17, telescoped"
         *inner, last = self.p.layers
         limit = certificate(self.p)
-        if not inner or self.first is not inner[0]:
+        if not inner or self.first is None or self.first.layers[0] is not inner[0]:
             return self.missing(name, equation, "the network is no chain that starts at its input")
+        partly = [q.name for q in self.p.layers if not used_by(q).all()]
+        if partly:
+            return self.missing(name, equation, f"some samples do not use {partly[0]}")
         for q in inner:
             if not (q.chain <= limit).all():
                 return self.missing(
@@ -410,13 +447,13 @@ class Rows:
             (w for q in inner for c in (why_not_dense, why_not_leaf) if (w := c(self.p, q))), None
         )
         why = self.zeros(inner, False, "a chain of identity skips with a linear last layer")
-        lhs = mls(self.p) - last.norms.operator * (1 + last.norms.slack)
+        lhs = mls(self.p) - float(upper_norm_per_sample(last, "operator").mean())
         rhs = self._rhs12(inner, False)
         return self.row(name, equation, lhs, rhs, reason, why, scale=mls(self.p))
 
     def eq35(self) -> Inequality:
         slack = max(1 + q.norms.slack for q in self.p.layers)
-        rhs = matrix_normalized_sharpness(self.p) * slack
+        rhs = matrix_normalized_sharpness(self.p) * slack  # sum_l sqrt(mean_i ||W_il||^2 w_il)
         lhs = weighted_nmls(self.p)
         return self.row("eq35", "Eq. 35", lhs, rhs, self.all_reason(*PAPER), DENSE_ALL)
 
@@ -425,12 +462,15 @@ class Rows:
         extra = self.p.first
         if self.first is None:
             return self.no_first(name, equation)
-        if extra is None or extra.curvature is None or extra.crossed is None:
-            flat = self.first.kind == "linear"
-            why = why_not_dense(self.p, self.first) or (
-                f"the input of {self.first.name} is too wide"
-                if flat
-                else f"{self.first.name} is a convolution: its columns are no input entries"
+        if extra is None or extra.weight is None:
+            why = "the weight of the first layer differs from sample to sample"
+            return self.missing(name, equation, why)
+        if extra.curvature is None or extra.crossed is None:
+            layer = self.first.layers[0]
+            why = why_not_dense(self.p, layer) or (
+                f"the input of {layer.name} is too wide"
+                if layer.kind == "linear"
+                else f"{layer.name} is a convolution: its columns are no input entries"
             )
             return self.missing(name, equation, why)
         found = minimise(extra.curvature, extra.weight[0])
@@ -444,7 +484,7 @@ class Rows:
         name, equation = "eq44", "Eq. 44"
         if self.first is None:
             return self.no_first(name, equation)
-        lhs = input_invariant_mls(self.p) / self.first.out_features
+        lhs = float((input_invariant_mls.samples(self.p) / self.first.out_features).mean())
         rhs = adaptive_sharpness(self.p)
         return self.row(name, equation, lhs, rhs, self.first_reason(*PAPER), DENSE_FIRST)
 
@@ -452,10 +492,12 @@ class Rows:
         name, equation = "eq44_shared", "Eq. 44, shared weights"
         if self.first is None or self.p.first is None:
             return self.no_first(name, equation)
-        lhs = float(self.p.first.invariant.mean()) / self.first.out_features
-        reason = why_not_leaf(self.p, self.first)
+        lhs = float((self.p.first.invariant / self.first.out_features).mean())
+        rhs = float(self.first.gather(lambda layer: layer.adaptive).mean())
+        reasons = [self.without_first(), *(why_not_leaf(self.p, q) for q in self.first.layers)]
+        reason = next((why for why in reasons if why), None)
         why = "the first layer's weight is a trainable parameter used once"
-        return self.row(name, equation, lhs, float(self.first.adaptive.mean()), reason, why)
+        return self.row(name, equation, lhs, rhs, reason, why)
 
     def log_volume(self) -> Inequality:
         name, equation = "log_volume", "theory 3"
@@ -463,12 +505,12 @@ class Rows:
             return self.no_first(name, equation)
         s = self.p.input.singular
         r = s.shape[1]
-        logs = _log(self.ratio(self.first, True)) / 2
+        logs = _log(self.first_ratio(True)) / 2
         with np.errstate(invalid="ignore"):
             rhs = _no_nan(r / 2 * float(_log(self.S / r)) + r * float(logs.mean()))
         lhs = float(log_products(s).mean())
         reason = self.first_reason(*PAPER)
-        why = self.zeros([self.first], True, DENSE_FIRST)
+        why = self.zeros(self.first.layers, True, DENSE_FIRST)
         return self.log_row(name, equation, lhs, rhs, reason, why, plain=False)
 
 
@@ -479,28 +521,30 @@ DENSE_ALL = "every layer has one position, a trainable weight used once, and no 
 
 
 def layer_bounds(p: Probe, layer: LayerProbe) -> dict[str, Any]:
-    """One layer's own inequality, Eq. 5 averaged over samples, and what goes with it.
+    """One layer's own inequality, Eq. 5 averaged over the samples that use it.
 
-    lhs = mean_i ||A_il||_F, rhs = ||W_l|| mean_i sqrt(w_il) / x_il; ``multiplicative`` bounds the
+    lhs = mean_i ||A_il||_F, rhs = mean_i ||W_il|| sqrt(w_il) / x_il; ``multiplicative`` bounds the
     response through the layer to u_p -> (1 + H) u_p, ||H||_F = 1, at all its positions (theory
     4.3). That takes the gradient of this call alone: NaN where the weight has other uses.
     """
     root = np.sqrt(layer.grad_weight)
     energy = (layer.singular**2).sum(1) if layer.energy is None else layer.energy
-    lhs = float(np.sqrt(energy).mean())
+    lhs = mean_over_users(layer, np.sqrt(energy))
     with np.errstate(divide="ignore"):
         inverse = 1 / layer.x_norm
-    each = [_product(a, b) for a, b in zip(root, inverse, strict=True)]
-    rhs = float(_upper(layer) * np.mean(each))
+    norms = upper_norm_per_sample(layer)
+    each = [_product(a * c, b) for a, b, c in zip(root, inverse, norms, strict=True)]
+    rhs = mean_over_users(layer, np.array(each))
     reason = next((why for c in PAPER if (why := c(p, layer))), None)
-    alone = 1.0 if len(calls(p, layer)) == 1 else np.nan
+    alone = 1.0 if most_uses(calls(p, layer), layer.weight) == 1 else np.nan
+    kernel = upper_norm_per_sample(layer, "kernel")
     return {
         "eq5_lhs": lhs,
         "eq5_rhs": rhs,
         "eq5_slack": rhs / lhs if lhs > 0 else np.inf,
         "eq5_verdict": "theorem" if reason is None else "observation",
         "eq5_why": reason or "one position, a trainable weight used once, no bypass",
-        "multiplicative": float(alone * layer.norms.kernel * (1 + layer.norms.slack) * root.mean()),
+        "multiplicative": alone * mean_over_users(layer, kernel * root),
     }
 
 
@@ -520,20 +564,15 @@ def relative_error(p: Probe, sketch: Sketch) -> float:
     }
     found = [(sketch.errors[name], value) for name, value in whole.items()]
     for q, errors in zip(p.layers, sketch.layer_errors, strict=True):
-        found.append((errors["sharpness"], float(np.mean(q.grad_weight + q.grad_bias))))
-        found.append((errors["adaptive_sharpness"], float(np.mean(q.adaptive))))
+        found.append((errors["sharpness"], mean_over_users(q, q.grad_weight + q.grad_bias)))
+        found.append((errors["adaptive_sharpness"], mean_over_users(q, q.adaptive)))
     return max((error / value for error, value in found if value > 0), default=0.0)
 
 
-def _upper(layer: LayerProbe) -> float:
-    """The chosen norm at its certified upper end."""
-    return layer.norm * (1 + layer.norms.slack)
-
-
-def _divided(norm2: float, size2: Array) -> Array:
-    """A squared norm over squared sizes: inf where only the size is 0, 0 where the norm is."""
-    with np.errstate(divide="ignore"):
-        return norm2 / size2 if norm2 > 0 else np.zeros_like(size2)
+def _divided(norm2: Array, size2: Array) -> Array:
+    """Squared norms over squared sizes: inf where only the size is 0, 0 where the norm is."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(norm2 > 0, norm2 / size2, 0.0)
 
 
 def _product(a: float, b: float) -> float:

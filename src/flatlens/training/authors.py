@@ -16,7 +16,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float
 
+from flatlens.inequalities.first_layers import find_first_layers
 from flatlens.metrics import METRICS, sharpness
+from flatlens.per_sample import norm_per_sample
 from flatlens.probes import Array, LayerProbe, Probe
 
 EPSILON = 1e-4
@@ -38,16 +40,18 @@ def bound_authors(p: Probe) -> float:
 
 def d_authors(p: Probe) -> float:
     """The same with the layer that reads the network's input alone; nan if there is none."""
-    first = next((layer for layer in p.layers if layer.reads_input), None)
-    return math.nan if first is None else math.sqrt(_ratio(p, first).mean() * sharpness(p))
+    first = find_first_layers(p)
+    if first is None:
+        return math.nan
+    return math.sqrt(first.gather(lambda layer: _ratio(p, layer)).mean() * sharpness(p))
 
 
 def _ratio(p: Probe, layer: LayerProbe) -> Float[Array, " n"]:
     convolutional = any("conv" in other.kind for other in p.layers)
-    norm2 = (layer.norms.frobenius if convolutional else layer.norms.operator) ** 2
+    norm2 = norm_per_sample(layer, "frobenius" if convolutional else "operator") ** 2
     if "conv" in layer.kind:
-        norm2 *= layer.positions
-    return norm2 / (layer.x_norm**2 + EPSILON)
+        norm2 = norm2 * layer.positions
+    return norm2 / (layer.x_norm**2 + EPSILON)  # 0 for samples that do not use the layer
 
 
 VARIANTS: dict[str, Callable[[Probe], float]] = {
