@@ -1,7 +1,7 @@
 """What a layer is for each single sample: the norm of the weight it used, and whether it used it.
 
 Everything the paper proves is a statement about one sample before it is averaged (docs/theory.md
-section 7). So the metrics and inequalities read weights through these functions only.
+section 11). So the metrics and inequalities read weights through these functions only.
 """
 
 from __future__ import annotations

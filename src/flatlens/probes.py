@@ -90,7 +90,7 @@ class LayerProbe:
     """One slot: a linear map, and the k-th use of its weight by a sample.
 
     A layer may be used by a part of the samples, and its weight may differ from sample to sample
-    (``docs/theory.md`` section 7). Columns of samples that do not use it hold neutral values: 0,
+    (``docs/theory.md`` section 11). Columns of samples that do not use it hold neutral values: 0,
     and inf where the column divides (``x_norm``, ``patch_min``, ``patch_rank``).
     """
 

@@ -4,7 +4,7 @@ A *slot* is the k-th use of one weight by one sample. A weight that is a paramet
 recognised by its name. A computed weight (a hypernetwork, a dynamic convolution) is recognised by
 the parameters behind it. So two samples that take two experts have two slots, a block that one
 sample passes twice has two slots, and a kernel that is computed from the sample has one slot, with
-a norm for each sample (``docs/theory.md`` section 7).
+a norm for each sample (``docs/theory.md`` section 11).
 """
 
 from __future__ import annotations
