@@ -859,7 +859,8 @@ def test_a_forgotten_condition_is_caught(monkeypatch, condition):
 
 def test_a_forgotten_reader_of_the_input_is_caught(monkeypatch):
     def first_reason(self, *conditions):
-        return next((why for c in conditions if (why := c(self.p, self.first))), None)
+        pairs = [(c, layer) for layer in self.first.layers for c in conditions]
+        return next((why for c, layer in pairs if (why := c(self.p, layer))), None)
 
     monkeypatch.setattr(inequalities.Rows, "first_reason", first_reason)
     assert any(broken(random_network(seed)) for seed in range(5 * len(FAMILIES)))
