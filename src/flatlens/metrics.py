@@ -19,7 +19,13 @@ from jaxtyping import Float
 
 from flatlens.arguments import check_instance, check_integer, no_type_check
 from flatlens.errors import FlatlensError
-from flatlens.per_sample import mean_over_users, norm_per_sample, root_mean_weighted, where_used
+from flatlens.per_sample import (
+    mean_over_users,
+    norm_per_sample,
+    root_mean_weighted,
+    used_by,
+    where_used,
+)
 from flatlens.probes import Array, InputProbe, LayerProbe, Probe
 
 # Columns of a probe. A pass may leave out those that no requested quantity needs.
@@ -236,7 +242,21 @@ def network_volume(p: Probe) -> Float[Array, " n"]:
     >>> round(fl.network_volume(fl.probe(net, torch.ones(1, 1).double())), 9)
     6.0
     """
-    return _over_layers(p, lambda q: np.exp(log_products(q.singular)))
+    return _over_layers(p, lambda q: np.exp(layer_log_volumes(q)))
+
+
+def layer_log_volumes(layer: LayerProbe) -> Float[Array, " n"]:
+    """Return log dVol_il of each sample; -inf for samples that do not use the layer.
+
+    Where samples have different numbers of positions, sample i has r_il = min(N, M_il) singular
+    values of its own.
+    """
+    if layer.entries is None:
+        return log_products(layer.singular)
+    own = np.minimum(layer.entries, layer.singular.shape[1])
+    places = np.arange(layer.singular.shape[1])
+    logs = log_products(np.where(places < own[:, None], layer.singular, 1.0))
+    return np.where(own > 0, logs, -np.inf)
 
 
 def participation(singular: Float[Array, "n r"]) -> Float[Array, " n"]:
@@ -399,7 +419,8 @@ def layer_row(p: Probe, layer: LayerProbe) -> dict[str, Any]:
     """
     mean = functools.partial(mean_over_users, layer)
     tied = mean(layer.grad_weight)
-    untied = sum(mean_over_users(q, q.untied) for q in calls_that_share_the_gradient(p, layer))
+    # All calls of the samples that use this layer: the gradient of the weight is the sum over them.
+    untied = sum(mean(where_used(q, q.untied)) for q in calls_that_share_the_gradient(p, layer))
     return {
         "name": layer.name,
         "kind": layer.kind,
@@ -411,13 +432,14 @@ def layer_row(p: Probe, layer: LayerProbe) -> dict[str, Any]:
         "x_norm": mean(layer.x_norm),
         "mls": mean(layer.singular[:, 0]),
         "mls_through": mean(layer.singular_through[:, 0]),
-        "log_volume": mean(log_products(layer.singular)),
+        "log_volume": mean(layer_log_volumes(layer)),
         "local_dimension": mean(dimension(layer)),
         "sharpness": tied + mean(layer.grad_bias),
         "adaptive_sharpness": mean(layer.adaptive),
         "sharpness_untied": mean(layer.untied) + mean(layer.untied_bias),
         "sharing_ratio": tied / untied if untied > 0 else float("nan"),
         "bypass": float(layer.bypass.max()),
+        "samples": int(used_by(layer).sum()),
     }
 
 

@@ -51,8 +51,9 @@ def choose(subject: Subject, request: Request, solo: Forward, n: int) -> Choice:
     Raises:
         FlatlensError: if one sample alone does not fit ``request.memory``.
     """
-    call = solo.recording.calls[-1]
-    products = head_width(solo.graph, solo.f, call) or solo.f.shape[1]
+    calls = solo.recording.calls
+    head = head_width(solo.graph, solo.f, calls[-1]) if calls else None
+    products = head or solo.f.shape[1]
     exactly, why = _exact_or_sketch(request, products, solo, n)
     if not exactly:
         chunk, kept = _chunk(subject, request, solo.recording, tuning.SKETCH_ROWS, False, n)

@@ -14,8 +14,10 @@ from flatlens.algebra.sums import HUGE, TINY, out_of_range, relative, side_by_si
 from flatlens.algebra.weight_gradients import WeightSums, squared_norm, weight_gradient
 from flatlens.capture.inputs import check_finite
 from flatlens.capture.layout import split
-from flatlens.passes.columns import ChunkColumns, Key, LayerFacts
+from flatlens.passes.columns import ChunkColumns
 from flatlens.passes.rows import Rows, Setup, Share, rule_shares, share
+from flatlens.passes.segments import Key
+from flatlens.passes.slots import LayerFacts
 
 WIDEST_CROSSED = 4096  # Eq. 37 needs a matrix of (input entries)^2; beyond this it is left out
 Spectrum = tuple[Tensor, Tensor]  # singular values and rank

@@ -74,6 +74,8 @@ class _Pass:
         table: the numbers so far.
         group: samples that are run together, to see that they are independent, where each one is
             measured alone.
+        sees_a_call: whether some sample calls a layer that can be measured.
+        sees_a_layer: whether the output of some sample depends on such a layer.
         notes: what the user should know.
     """
 
@@ -87,6 +89,7 @@ class _Pass:
         self.buffers = Buffers()
         self.M = 0
         self.group = 1
+        self.sees_a_call = self.sees_a_layer = False
         self.notes: list[str] = []
 
     def take(self, inputs: Inputs) -> None:
@@ -118,12 +121,17 @@ class _Pass:
             chunk = inputs.take(samples)
             if self.choice.chunk != 1:
                 try:
-                    self.table.add(self._measure(chunk))
+                    self._add(self._measure(chunk))
                     continue
                 except NeedsSinglesError as why:
                     self._one_at_a_time(str(why))
             for group in _groups(chunk, self.group):
                 self._measure_each(group)
+
+    def _add(self, chunk: ChunkColumns) -> None:
+        numbers = self.table.add(chunk)
+        if isinstance(self.strategy, SketchStrategy):
+            self.strategy.take_slots(numbers)
 
     def _measure_each(self, group: Inputs) -> None:
         """Measure samples one at a time; outputs of the whole group must be those of each alone."""
@@ -131,7 +139,7 @@ class _Pass:
         for i in range(group.n):
             columns = self._measure(group.take(slice(i, i + 1)))
             each.append(columns.columns["output",])
-            self.table.add(columns)
+            self._add(columns)
         if group.n > 1:
             together = self.subject.outputs_alone(group)
             again = partial(self._outputs_of_each, group)
@@ -153,8 +161,6 @@ class _Pass:
         inputs = self.inputs.apply(inputs)
         if self.inputs.note:
             self.notes.append(self.inputs.note)
-        if not solo.recording.calls:
-            raise FlatlensError("the network calls no linear or convolutional layer to measure")
         self.M = sum(t[0].numel() for t in solo.fed)
         self.choice = choose(self.subject, self.request, solo, inputs.n)
         if self.choice.why:
@@ -201,7 +207,12 @@ class _Pass:
         if self.table.n == 0 and arrangement.alone is not None:
             again = partial(self.subject.outputs_alone, inputs)
             check_alone(forward.f, arrangement.alone, again)
-        single = (None,) * len(forward.recording.calls)
+        calls = forward.recording.calls
+        self.sees_a_call = self.sees_a_call or bool(calls)
+        self.sees_a_layer = self.sees_a_layer or any(
+            call.out.node in forward.graph.nodes for call in calls
+        )
+        single = (None,) * len(calls)
         layouts = arrangement.layouts if inputs.n > 1 else single
         return self.strategy.measure(inputs, forward, layouts)
 
@@ -220,6 +231,12 @@ class _Pass:
         """Assemble the Probe of all samples."""
         if not self.table.n:
             raise FlatlensError("there are no samples (n = 0); give at least one")
+        if not self.sees_a_call:
+            raise FlatlensError("the network calls no linear or convolutional layer to measure")
+        if not self.sees_a_layer:
+            raise FlatlensError(
+                "no linear or convolutional layer reaches the output: none to measure"
+            )
         assert self.choice is not None
         self.buffers.leave()
         probe = assemble(self.table, self.request.weight_norm, self.M, self.choice.chunk)

@@ -17,7 +17,7 @@ from flatlens.algebra.weight_gradients import squared_norm
 from flatlens.capture.inputs import Inputs
 from flatlens.capture.layout import split
 from flatlens.capture.recording import CapturePlan
-from flatlens.passes.columns import ChunkColumns, Key
+from flatlens.passes.columns import ChunkColumns
 from flatlens.passes.exact import loss_directions
 from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.head import mixed_rows
@@ -34,6 +34,7 @@ from flatlens.passes.rows import (
     rule_shares,
     set_up,
 )
+from flatlens.passes.segments import Key
 
 
 class SharpnessOnly:

@@ -21,10 +21,10 @@ from flatlens.algebra.sums import side_by_side
 from flatlens.capture.inputs import check_finite
 from flatlens.capture.layout import split
 from flatlens.errors import FlatlensError, first_line
-from flatlens.passes.columns import Key
 from flatlens.passes.directions import Signs
 from flatlens.passes.request import SketchOptions
 from flatlens.passes.rows import Setup
+from flatlens.passes.segments import Key
 
 MAX_STEPS = 100
 LAYER_MOMENTS = 4  # random directions for a layer's participation ratio
