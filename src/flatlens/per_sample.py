@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float
 
-from flatlens.probes import Array, LayerProbe
+from flatlens.probes import Array, LayerProbe, Probe
 
 WhichNorm = Literal["chosen", "operator", "kernel", "frobenius"]
 
@@ -74,3 +74,17 @@ def most_uses(layers: list[LayerProbe], weight: str | None) -> int:
     """Return how often one sample uses a parameter as a layer's weight, at most."""
     uses = [used_by(layer).astype(int) for layer in layers if layer.weight == weight]
     return int(np.sum(uses, axis=0).max()) if uses else 0
+
+
+def calls_that_share_the_gradient(p: Probe, layer: LayerProbe) -> list[LayerProbe]:
+    """Return the calls whose positions add up to a layer's ``grad_weight``.
+
+    A parameter that several calls use has one gradient, in which they may cancel. The list is empty
+    where the parameter also has uses that are not calls, or where calls read it in different ways:
+    then the gradient cannot be split.
+    """
+    if layer.weight is None:  # computed: a weight of this call alone
+        return [layer]
+    path = next(q.path for q in p.parameters if q.name == layer.weight)
+    calls = [q for q in p.layers if q.weight == layer.weight]
+    return [] if path == "slow" or (path == "frozen" and len(calls) > 1) else calls

@@ -8,8 +8,12 @@ import numpy as np
 
 from flatlens.inequalities.arithmetic import product
 from flatlens.inequalities.conditions import PAPER, first_reason
-from flatlens.metrics import calls_that_share_the_gradient
-from flatlens.per_sample import mean_over_users, most_uses, upper_norm_per_sample
+from flatlens.per_sample import (
+    calls_that_share_the_gradient,
+    mean_over_users,
+    most_uses,
+    upper_norm_per_sample,
+)
 from flatlens.probes import LayerProbe, Probe
 
 
