@@ -227,7 +227,7 @@ def volume(p: Probe) -> Float[Array, " n"]:
     >>> round(fl.volume(fl.probe(net, torch.ones(1, 3).double())), 9)
     1.0
     """
-    return np.exp(log_products(p.input.singular))
+    return _exp(log_products(p.input.singular))
 
 
 @metric(LAYER_SPECTRA)
@@ -240,7 +240,7 @@ def network_volume(p: Probe) -> Float[Array, " n"]:
     >>> round(fl.network_volume(fl.probe(net, torch.ones(1, 1).double())), 9)
     6.0
     """
-    return _over_layers(p, lambda q: np.exp(layer_log_volumes(q)))
+    return _over_layers(p, lambda q: _exp(layer_log_volumes(q)))
 
 
 def layer_log_volumes(layer: LayerProbe) -> Float[Array, " n"]:
@@ -387,6 +387,12 @@ HEADLINE = (
     *("sharpness", "mls", "nmls", "log_volume", "local_dimension", "normalized_mls"),
     *("eq11", "eq12"),
 )
+
+
+def _exp(logs: Float[Array, " n"]) -> Float[Array, " n"]:
+    """Return exp(logs); a volume beyond the range of float64 is inf."""
+    with np.errstate(over="ignore"):
+        return np.exp(logs)
 
 
 def _over_layers(p: Probe, column: Callable[[LayerProbe], Array]) -> Float[Array, " n"]:

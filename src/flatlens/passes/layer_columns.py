@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from flatlens.algebra.spectra import singular_values, spectral_norm
-from flatlens.algebra.sums import HUGE, TINY, out_of_range, relative, side_by_side
+from flatlens.algebra.sums import in_range, relative, side_by_side
 from flatlens.algebra.weight_gradients import WeightSums, squared_norm, weight_gradient
 from flatlens.capture.inputs import check_finite
 from flatlens.capture.layout import split
@@ -44,16 +44,8 @@ def all_columns(setup: Setup, rows: Rows, asked: Asked) -> ChunkColumns:
     columns |= {("input", name): values for name, values in view.input_columns().items()}
     spectra = [view.spectrum(q.total) for q in setup.plan.layers]
     _check_finite(setup, view.input_spectrum, spectra)
-    for positions, call, (singular, _) in zip(
-        setup.positions, setup.plan.calls, spectra, strict=True
-    ):
-        if setup.f.dtype == torch.float32 and (
-            bool((singular[:, 0] < TINY).any())
-            or bool((singular[:, 0] > HUGE).any())
-            or out_of_range(split(call.x, positions.layout, setup.batch).flatten(1))
-            or out_of_range(positions.W.flatten()[None])
-        ):
-            positions.widen()
+    for positions, (singular, _) in zip(setup.positions, spectra, strict=True):
+        positions.widen_if_needed(singular[:, 0])
     bias_rows = [p.bias_rows() if p.layer.bias is not None else None for p in setup.positions]
     shares = rule_shares(setup, rows, bias_rows)
     weights = _weight_columns(view, shares)
@@ -158,7 +150,7 @@ class _View:
             self.input_power.addcmul_(self.input_rows[:, v], self.input_rows[:, v])
         self.input_spectrum = self._decomposed(self.input_rows)
         top = self.input_spectrum[0][:, 0]
-        if bool(((top < TINY) | (top > HUGE)).any()):
+        if not in_range(top):
             self.input_power = self.input_rows.double().square().sum(1)
         self.full_rank = all(
             p.u.shape[2] + self.bias_counts(i) >= p.T for i, p in enumerate(setup.positions)

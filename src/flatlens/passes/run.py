@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from flatlens.algebra.buffers import Buffers
 from flatlens.capture.inputs import Inputs, check_alone, check_finite
-from flatlens.capture.no_trace import in_float, original, untouched
+from flatlens.capture.no_trace import float_copy, in_float, original, untouched
 from flatlens.capture.recording import CapturePlan
 from flatlens.errors import FlatlensError
 from flatlens.passes.arrangement import Arrangement, arrange
@@ -29,6 +29,12 @@ from flatlens.passes.exact import Exact
 from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.independence import NeedsSinglesError, check_subset
 from flatlens.passes.input_choice import InputChoice, choose_inputs
+from flatlens.passes.precision import (
+    NeedsFloat64Error,
+    check_linear,
+    check_not_vanishing,
+    small_derivatives,
+)
 from flatlens.passes.request import Request
 from flatlens.passes.sharpness_only import SharpnessOnly
 from flatlens.passes.sketch import ExactIsCheaperError, SketchStrategy, plain_kernels
@@ -55,11 +61,38 @@ def look(model: nn.Module, batches: Iterable[Inputs], request: Request) -> Probe
         raise FlatlensError(
             f"{', '.join(lazy)} have no values yet; run the model once on a sample before measuring"
         )
+    batches = iter(batches)
+    first_batch = next(batches, None)
+    try:
+        return _look(model, dtype, first_batch, batches, request, notes)
+    except NeedsFloat64Error as why:
+        if why.in_a_later_batch:
+            raise
+        note = "small derivatives are lost in float32: measured on a float64 copy of the model"
+        copied = float_copy(model, torch.float64)
+        return _look(copied, torch.float64, first_batch, batches, request, [*notes, note])
+
+
+def _look(
+    model: nn.Module,
+    dtype: torch.dtype,
+    first_batch: Inputs | None,
+    batches: Iterable[Inputs],
+    request: Request,
+    notes: list[str],
+) -> Probe:
+    """Measure a network in one precision; ``notes`` say that it is a copy."""
     with untouched(model):
         subject = Subject(model, dtype, request.output, list(model.named_parameters()))
         pass_ = _Pass(subject, request)
+        if first_batch is not None:
+            pass_.take(first_batch.floats(dtype) if notes else first_batch)
         for batch in batches:
-            pass_.take(batch.floats(dtype) if notes else batch)
+            try:
+                pass_.take(batch.floats(dtype) if notes else batch)
+            except NeedsFloat64Error as why:
+                why.in_a_later_batch = True  # what came before cannot be asked for again
+                raise
         return pass_.finish().with_notes(*notes)
 
 
@@ -214,7 +247,17 @@ class _Pass:
         )
         single = (None,) * len(calls)
         layouts = arrangement.layouts if inputs.n > 1 else single
-        return self.strategy.measure(inputs, forward, layouts)
+        chunk = self.strategy.measure(inputs, forward, layouts)
+        if self.subject.dtype == torch.float32:
+            self._check_digits(inputs, chunk)
+        return chunk
+
+    def _check_digits(self, inputs: Inputs, chunk: ChunkColumns) -> None:
+        """See that small derivatives of a float32 network have their digits."""
+        check_not_vanishing(chunk, self.table.n)
+        small = small_derivatives(chunk)
+        if bool(small.any()):
+            check_linear(self._forward(inputs), small, self.table.n)
 
     def _forward(self, inputs: Inputs) -> Forward:
         """Run a chunk; where it overwrites tensors that the trial did not, clone all of them."""
