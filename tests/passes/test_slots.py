@@ -413,10 +413,10 @@ def test_booking_all_samples_under_the_first_ones_layer_is_caught(name, monkeypa
     assign = Slots.assign
 
     def by_place(self, layers, start, samples):
-        self._owned = {**self._owned, **{id(q.layer.weight): "any" for q in layers}}
+        self._owned = {**self._owned, **{id(q.parameter): "any" for q in layers}}
         return assign(self, layers, start, samples)
 
-    monkeypatch.setattr(Slots, "_source", lambda self, layer: "any layer")
+    monkeypatch.setattr(Slots, "_source", lambda self, facts: "any layer")
     monkeypatch.setattr(Slots, "assign", by_place)
     model, x = case(name)
     p = fl.probe(model, x)

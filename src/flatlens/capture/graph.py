@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from math import prod
 
 import torch
@@ -18,7 +19,8 @@ SELECTIONS = {
     *("SelectBackward0", "SliceBackward0", "UnbindBackward0", "SplitBackward0"),
     *("IndexBackward0", "IndexSelectBackward0", "CatBackward0", "StackBackward0"),
 }
-VIEWS = RESHAPES | {"TransposeBackward0", "PermuteBackward0", "TBackward0"}
+ORDERS = {"TransposeBackward0", "PermuteBackward0", "TBackward0"}  # the same in another order
+VIEWS = RESHAPES | ORDERS | {"CloneBackward0"}  # each entry stands there once
 
 
 class Graph:
@@ -77,6 +79,30 @@ class Graph:
             read_once = read_once and self.read_once(edge)
         return edge, read_once
 
+    def below_views(
+        self, edge: GradientEdge, ends: Container[tuple[Node, int]] = ()
+    ) -> tuple[GradientEdge, bool, bool]:
+        """Return the edge below all reshapes, permutations and copies of a tensor.
+
+        Args:
+            edge: where to start.
+            ends: edges to stop at, as (node, output number).
+
+        Returns:
+            The edge, whether nothing else reads what they reshape, and whether a permutation
+            changes the order of the entries.
+        """
+        read_once, reordered = True, False
+        while (edge.node, edge.output_nr) not in ends and (
+            edge.node.name() in VIEWS or _takes_all(edge)
+        ):
+            reordered = reordered or edge.node.name() in ORDERS
+            node, index = edge.node.next_functions[0]
+            assert node is not None  # a view of something that needs no gradient has no node
+            edge = GradientEdge(node, index)
+            read_once = read_once and self.read_once(edge)
+        return edge, read_once, reordered
+
     def separates(self, output: Tensor, edge: GradientEdge) -> bool:
         """Whether every path from ``output`` to a leaf passes through ``edge``."""
         queue, seen = [output.grad_fn], {output.grad_fn}
@@ -91,6 +117,20 @@ class Graph:
                     seen.add(child)
                     queue.append(child)
         return True
+
+
+def viewed_leaf(t: Tensor) -> Tensor | None:
+    """Return the leaf that ``t`` is, or that it shows in another shape or order; else None.
+
+    A view has the same entries, so that the derivative by it has the same entries as well.
+    """
+    if t.is_leaf:
+        return t
+    node = t.grad_fn
+    while node is not None and node.name() in VIEWS and len(node.next_functions) == 1:
+        node = node.next_functions[0][0]
+    leaf = getattr(node, "variable", None)
+    return leaf if leaf is not None and leaf.numel() == t.numel() else None
 
 
 def _takes_all(edge: GradientEdge) -> bool:

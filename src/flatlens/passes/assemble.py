@@ -80,7 +80,7 @@ def _layer(
     return LayerProbe(
         name=slot.name,
         kind=layer.kind,
-        weight=owned.get(id(layer.weight)),
+        weight=owned.get(id(slot.parameter)),
         bias=owned.get(id(layer.bias)),
         has_bias=layer.bias is not None,
         bias_counts=slot.bias_counts,

@@ -136,7 +136,7 @@ def bytes_per_sample(subject: Subject, recording: Recording, kept: int, alone: b
         dense = layer.is_linear and call.x.numel() == layer.matrix.shape[2]
         stored = 0 if alone and dense else kept
         entries += (3 + stored) * (call.x.numel() + outputs) + layer.unrolled_entries
-    seen = {id(t) for c in recording.calls for t in (c.layer.weight, c.layer.bias)}
+    seen = {id(t) for c in recording.calls for t in (c.parameter, c.layer.bias)}
     seen |= {id(t.parameter) for t in recording.lookups}
     others = (p.numel() for _, p in subject.named if p.requires_grad and id(p) not in seen)
     entries += (3 + kept) * sum(others)

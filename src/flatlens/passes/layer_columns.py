@@ -201,7 +201,7 @@ class _View:
         values = {"singular": spectrum[0], "rank": spectrum[1], **self._bypass(i)}
         if gradient is None:
             trainable = setup.plan.parameters.trainable
-            gradient = shares[trainable[id(call.layer.weight)]]
+            gradient = shares[trainable[id(call.parameter)]]
         values |= {
             "grad_weight": gradient[0],
             "adaptive": gradient[1],
@@ -276,10 +276,11 @@ class _View:
     def facts(self, i: int) -> LayerFacts:
         """What call ``i`` is."""
         forward, call = self.setup.forward, self.setup.plan.calls[i]
-        end, _ = forward.graph.below_reshapes(get_gradient_edge(forward.f))
-        out, _ = forward.graph.below_reshapes(call.out)
+        end, _, _ = forward.graph.below_views(get_gradient_edge(forward.f))
+        out, _, _ = forward.graph.below_views(call.out)
         return LayerFacts(
             call.layer,
+            call.parameter,
             self.setup.positions[i].T,
             call.x.numel() // self.setup.batch,
             reads_input=self.setup.plan.layers[i].reads_input,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from flatlens.algebra.operator_norms import WeightNorms, weight_norms
 from flatlens.capture.layer import Layer
@@ -25,9 +26,13 @@ from flatlens.probes import Array
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """What one call is, as one chunk saw it."""
+    """What one call is, as one chunk saw it.
+
+    ``parameter`` is what the layer's weight is, up to a reshape or permutation.
+    """
 
     layer: Layer
+    parameter: Tensor
     positions: int
     M: int
     reads_input: bool
@@ -59,6 +64,7 @@ class Slot:
         name: its name in ``Probe.layers``.
         owned: whether the weight is a parameter or a buffer, and not computed.
         layer: the layer as the first of its samples used it.
+        parameter: what its weight is, up to a reshape or permutation.
         positions: the largest number of positions of any sample.
         reads_input, is_output, bias_counts: whether that is so for every sample that uses it.
         reads: how often an entry of the input is read, at least and at most, over all samples.
@@ -68,9 +74,11 @@ class Slot:
     def __init__(self, name: str, owned: bool, facts: LayerFacts) -> None:
         self.name, self.owned = name, owned
         layer = facts.layer
+        self.parameter = facts.parameter
         # The graph behind a computed weight is not needed any more.
         detached = {"weight": layer.weight.detach()}
-        self.layer: Layer = layer if owned else replace(layer, **detached)  # type: ignore
+        is_parameter = owned and layer.weight is facts.parameter
+        self.layer: Layer = layer if is_parameter else replace(layer, **detached)  # type: ignore
         self.positions = 0
         self.reads_input = self.is_output = self.bias_counts = True
         self.reads = layer.reads()
@@ -158,7 +166,7 @@ class Slots:
         uses: Counter[Hashable] = Counter()
         numbers = []
         for facts in layers:
-            source = self._source(facts.layer)
+            source = self._source(facts)
             uses[source] += 1
             key = (source, uses[source])
             if key not in self._numbers:
@@ -169,17 +177,18 @@ class Slots:
             numbers.append(number)
         return numbers
 
-    def _source(self, layer: Layer) -> Hashable:
+    def _source(self, facts: LayerFacts) -> Hashable:
         """What the calls of one layer have in common, whichever sample makes them."""
-        weight = self._owned.get(id(layer.weight))
+        layer = facts.layer
+        weight = self._owned.get(id(facts.parameter))
         if weight is None:
             weight = f"computed {layer_name(layer, self.subject)}"
         bias = None if layer.bias is None else self._owned.get(id(layer.bias), "computed")
-        return (layer.way, tuple(layer.weight.shape), weight, bias)
+        return (layer.way, tuple(layer.weight.shape), layer.weight.stride(), weight, bias)
 
     def _new(self, facts: LayerFacts) -> Slot:
         name = layer_name(facts.layer, self.subject)
         self._names[name] += 1
         number = self._names[name]
-        owned = id(facts.layer.weight) in self._owned
+        owned = id(facts.parameter) in self._owned
         return Slot(name if number == 1 else f"{name}#{number}", owned, facts)
