@@ -19,7 +19,11 @@ from jaxtyping import Float
 
 from flatlens.arguments import check_instance, check_integer, no_type_check
 from flatlens.errors import FlatlensError
-from flatlens.per_sample import mean_over_users, norm_per_sample, root_mean_weighted, where_used
+from flatlens.per_sample import (
+    norm_per_sample,
+    root_mean_weighted,
+    where_used,
+)
 from flatlens.probes import Array, InputProbe, LayerProbe, Probe
 
 # Columns of a probe. A pass may leave out those that no requested quantity needs.
@@ -223,7 +227,7 @@ def volume(p: Probe) -> Float[Array, " n"]:
     >>> round(fl.volume(fl.probe(net, torch.ones(1, 3).double())), 9)
     1.0
     """
-    return np.exp(log_products(p.input.singular))
+    return _exp(log_products(p.input.singular))
 
 
 @metric(LAYER_SPECTRA)
@@ -236,7 +240,21 @@ def network_volume(p: Probe) -> Float[Array, " n"]:
     >>> round(fl.network_volume(fl.probe(net, torch.ones(1, 1).double())), 9)
     6.0
     """
-    return _over_layers(p, lambda q: np.exp(log_products(q.singular)))
+    return _over_layers(p, lambda q: _exp(layer_log_volumes(q)))
+
+
+def layer_log_volumes(layer: LayerProbe) -> Float[Array, " n"]:
+    """Return log dVol_il of each sample; -inf for samples that do not use the layer.
+
+    Where samples have different numbers of positions, sample i has r_il = min(N, M_il) singular
+    values of its own.
+    """
+    if layer.entries is None:
+        return log_products(layer.singular)
+    own = np.minimum(layer.entries, layer.singular.shape[1])
+    places = np.arange(layer.singular.shape[1])
+    logs = log_products(np.where(places < own[:, None], layer.singular, 1.0))
+    return np.where(own > 0, logs, -np.inf)
 
 
 def participation(singular: Float[Array, "n r"]) -> Float[Array, " n"]:
@@ -371,61 +389,12 @@ HEADLINE = (
 )
 
 
+def _exp(logs: Float[Array, " n"]) -> Float[Array, " n"]:
+    """Return exp(logs); a volume beyond the range of float64 is inf."""
+    with np.errstate(over="ignore"):
+        return np.exp(logs)
+
+
 def _over_layers(p: Probe, column: Callable[[LayerProbe], Array]) -> Float[Array, " n"]:
     """Sum a column over the layers that each sample uses."""
     return np.sum([where_used(q, column(q)) for q in p.layers], axis=0) + np.zeros(p.n)
-
-
-def calls_that_share_the_gradient(p: Probe, layer: LayerProbe) -> list[LayerProbe]:
-    """Return the calls whose positions add up to a layer's ``grad_weight``.
-
-    A parameter that several calls use has one gradient, in which they may cancel. The list is empty
-    where the parameter also has uses that are not calls, or where calls read it in different ways:
-    then the gradient cannot be split.
-    """
-    if layer.weight is None:  # computed: a weight of this call alone
-        return [layer]
-    path = next(q.path for q in p.parameters if q.name == layer.weight)
-    calls = [q for q in p.layers if q.weight == layer.weight]
-    return [] if path == "slow" or (path == "frozen" and len(calls) > 1) else calls
-
-
-def layer_row(p: Probe, layer: LayerProbe) -> dict[str, Any]:
-    """Return one layer's numbers as a row of ``m.layers``; means over the samples that use it.
-
-    ``sharpness`` and ``adaptive_sharpness`` are those of the layer's parameters, all uses together:
-    rows that share a parameter repeat its share of S and do not add up. So is ``sharing_ratio``,
-    with the positions of all calls; NaN where the parameter has uses that are not such calls.
-    """
-    mean = functools.partial(mean_over_users, layer)
-    tied = mean(layer.grad_weight)
-    untied = sum(mean_over_users(q, q.untied) for q in calls_that_share_the_gradient(p, layer))
-    return {
-        "name": layer.name,
-        "kind": layer.kind,
-        "weight": layer.weight,
-        "positions": layer.positions,
-        "in_features": layer.in_features,
-        "out_features": layer.out_features,
-        "norm": mean_norm(layer),
-        "x_norm": mean(layer.x_norm),
-        "mls": mean(layer.singular[:, 0]),
-        "mls_through": mean(layer.singular_through[:, 0]),
-        "log_volume": mean(log_products(layer.singular)),
-        "local_dimension": mean(dimension(layer)),
-        "sharpness": tied + mean(layer.grad_bias),
-        "adaptive_sharpness": mean(layer.adaptive),
-        "sharpness_untied": mean(layer.untied) + mean(layer.untied_bias),
-        "sharing_ratio": tied / untied if untied > 0 else float("nan"),
-        "bypass": float(layer.bypass.max()),
-    }
-
-
-def mean_norm(layer: LayerProbe) -> float:
-    """Return mean_i ||W_il|| over the samples that use the layer.
-
-    The largest norm is taken out of the mean, so that equal norms give exactly that norm.
-    """
-    norms = norm_per_sample(layer)
-    largest = float(norms.max())
-    return largest * mean_over_users(layer, norms / largest) if largest > 0 else 0.0

@@ -1,9 +1,7 @@
 """What a layer is for each single sample: the norm of the weight it used, and whether it used it.
 
-Everything the paper proves is a statement about one sample before it is averaged (docs/theory.md).
-So the metrics and inequalities read weights through these two functions only. Today all samples use
-one weight, and every sample uses every layer; weights that differ between samples need a change
-here and nowhere else.
+Everything the paper proves is a statement about one sample before it is averaged (docs/theory.md
+section 11). So the metrics and inequalities read weights through these functions only.
 """
 
 from __future__ import annotations
@@ -13,9 +11,9 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float
 
-from flatlens.probes import Array, LayerProbe
+from flatlens.probes import Array, LayerProbe, Probe
 
-WhichNorm = Literal["chosen", "operator", "kernel"]
+WhichNorm = Literal["chosen", "operator", "kernel", "frobenius"]
 
 
 def norm_per_sample(layer: LayerProbe, which: WhichNorm = "chosen") -> Float[Array, " n"]:
@@ -24,23 +22,28 @@ def norm_per_sample(layer: LayerProbe, which: WhichNorm = "chosen") -> Float[Arr
     Args:
         layer: one measured layer.
         which: "chosen" is the norm that ``weight_norm`` selected, "operator" the norm of the map
-            from input to output, "kernel" the spectral norm of the flattened kernel.
+            from input to output, "kernel" the spectral norm of the flattened kernel, "frobenius"
+            the Frobenius norm of the weight.
 
     Returns:
-        One norm per sample.
+        One norm per sample; of samples that do not use the layer it means nothing.
     """
+    each = layer.norm_i if which == "chosen" else getattr(layer, f"{which}_i")
+    if each is not None:
+        return np.asarray(each)
     norm = layer.norm if which == "chosen" else getattr(layer.norms, which)
     return np.full(len(layer.x_norm), norm)
 
 
 def upper_norm_per_sample(layer: LayerProbe, which: WhichNorm = "chosen") -> Float[Array, " n"]:
     """Return the certified upper end of each sample's norm, which enters a right-hand side."""
-    return norm_per_sample(layer, which) * (1 + layer.norms.slack)
+    slack = layer.norms.slack if layer.slack_i is None else layer.slack_i
+    return norm_per_sample(layer, which) * (1 + slack)
 
 
 def used_by(layer: LayerProbe) -> Bool[Array, " n"]:
     """Return which samples used the layer."""
-    return np.ones(len(layer.x_norm), bool)
+    return np.ones(len(layer.x_norm), bool) if layer.used is None else layer.used > 0
 
 
 def where_used(layer: LayerProbe, values: Array, otherwise: float = 0.0) -> Float[Array, " n"]:
@@ -65,3 +68,23 @@ def root_mean_weighted(norms: Float[Array, " n"], squares: Float[Array, " n"]) -
     if largest == 0:
         return 0.0
     return float(largest * np.sqrt(((norms / largest) ** 2 * squares).mean()))
+
+
+def most_uses(layers: list[LayerProbe], weight: str | None) -> int:
+    """Return how often one sample uses a parameter as a layer's weight, at most."""
+    uses = [used_by(layer).astype(int) for layer in layers if layer.weight == weight]
+    return int(np.sum(uses, axis=0).max()) if uses else 0
+
+
+def calls_that_share_the_gradient(p: Probe, layer: LayerProbe) -> list[LayerProbe]:
+    """Return the calls whose positions add up to a layer's ``grad_weight``.
+
+    A parameter that several calls use has one gradient, in which they may cancel. The list is empty
+    where the parameter also has uses that are not calls, or where calls read it in different ways:
+    then the gradient cannot be split.
+    """
+    if layer.weight is None:  # computed: a weight of this call alone
+        return [layer]
+    path = next(q.path for q in p.parameters if q.name == layer.weight)
+    calls = [q for q in p.layers if q.weight == layer.weight]
+    return [] if path == "slow" or (path == "frozen" and len(calls) > 1) else calls

@@ -24,7 +24,7 @@ from flatlens.errors import FlatlensError
 Array = np.ndarray
 T = TypeVar("T")
 OverDirections = Literal["mean", "largest", "spectrum", "same"]
-OverShards = Literal["concatenate", "mean", "all", "slowest", "same"]
+OverShards = Literal["concatenate", "mean", "all", "slowest", "largest", "smallest", "same"]
 REQUIRED = "required"
 PATHS = ("unused", "frozen", "layer", "rule", "slow")  # a later one overrides an earlier one
 
@@ -41,12 +41,15 @@ class Column:
         missing: the value where a pass did not measure the column: a number for every sample, the
             name of another column of the same owner, None, or REQUIRED.
         samples: whether there is one value per sample.
+        absent: the value of samples that do not have the layer. It adds nothing to a sum: 0 for
+            sums of squares and singular values, inf for what divides.
     """
 
     directions: OverDirections = "same"
     shards: OverShards = "concatenate"
     missing: float | str | None = REQUIRED
     samples: bool = True
+    absent: float = 0.0
 
 
 def declared(owner: Any) -> dict[str, Column]:
@@ -55,10 +58,12 @@ def declared(owner: Any) -> dict[str, Column]:
 
 
 def column(
-    directions: OverDirections = "same", missing: float | str | None = REQUIRED
+    directions: OverDirections = "same",
+    missing: float | str | None = REQUIRED,
+    absent: float = 0.0,
 ) -> dict[str, Column]:
     """Declare a column with one value per sample."""
-    return {"column": Column(directions, missing=missing)}
+    return {"column": Column(directions, missing=missing, absent=absent)}
 
 
 def over_shards(how: OverShards) -> dict[str, Column]:
@@ -82,7 +87,12 @@ class InputProbe:
 
 @dataclass(frozen=True)
 class LayerProbe:
-    """One call of a linear map."""
+    """One slot: a linear map, and the k-th use of its weight by a sample.
+
+    A layer may be used by a part of the samples, and its weight may differ from sample to sample
+    (``docs/theory.md`` section 11). Columns of samples that do not use it hold neutral values: 0,
+    and inf where the column divides (``x_norm``, ``patch_min``, ``patch_rank``).
+    """
 
     name: str
     kind: str
@@ -91,21 +101,22 @@ class LayerProbe:
     has_bias: bool
     # the bias is a trainable parameter used once, so that grad_b f = sum_p J_p
     bias_counts: bool = field(metadata=over_shards("all"))
-    positions: int
+    positions: int = field(metadata=over_shards("largest"))  # the most that a sample has
     groups: int
     in_features: int
     out_features: int
-    M: int
+    M: int = field(metadata=over_shards("largest"))  # entries of x^l, the most that a sample has
     reads_input: bool = field(
         metadata=over_shards("all")
     )  # x^l is the network's input, up to a reshape
-    norms: WeightNorms
+    norms: WeightNorms  # the largest of each where samples use different weights
     norm: float  # the one chosen by weight_norm
-    kappa: int  # how often one input entry occurs over all patches, at most
-    fewest: int  # the same, at least
+    # how often one input entry occurs over all patches, at most
+    kappa: int = field(metadata=over_shards("largest"))
+    fewest: int = field(metadata=over_shards("smallest"))  # the same, at least
     is_output: bool = field(metadata=over_shards("all"))  # the layer's output is f, up to a reshape
-    x_norm: Float[Array, " n"] = field(metadata=column())
-    patch_min: Float[Array, " n"] = field(metadata=column())  # min_p ||u_p||^2
+    x_norm: Float[Array, " n"] = field(metadata=column(absent=np.inf))
+    patch_min: Float[Array, " n"] = field(metadata=column(absent=np.inf))  # min_p ||u_p||^2
     singular: Float[Array, "n r"] = field(metadata=column("spectrum"))  # of A
     rank: Int[Array, " n"] = field(metadata=column("spectrum"))
     singular_through: Float[Array, "n r"] = field(metadata=column("spectrum", "singular"))  # of B
@@ -122,9 +133,9 @@ class LayerProbe:
     # if x^l is the network's input: the part of df/dx that is not A, relative
     beside: Float[Array, " n"] = field(metadata=column("largest", 0.0))
     # ||A - B - A of the next layer||_F, relative; inf where the shapes differ
-    chain: Float[Array, " n"] = field(metadata=column("largest", np.inf))
+    chain: Float[Array, " n"] = field(metadata=column("largest", np.inf, absent=np.inf))
     patch_rank: Float[Array, " n"] = field(
-        metadata=column()
+        metadata=column(absent=np.inf)
     )  # smallest singular value of [U, 1], or 0
     untied_norm: Float[Array, " n"] | None = field(
         default=None, metadata=column("same", None)
@@ -133,19 +144,31 @@ class LayerProbe:
         default=None, metadata=column("mean", None)
     )  # estimate of ||A||_F^2
     dimension: Float[Array, " n"] | None = field(default=None, metadata=column("spectrum", None))
+    # 1 for the samples that use the layer, 0 for the others; None: all use it
+    used: Float[Array, " n"] | None = field(default=None, metadata=column(missing=1.0))
+    # norms of the weight that each sample used; None where all samples used the same weight
+    norm_i: Float[Array, " n"] | None = field(default=None, metadata=column(missing=None))
+    operator_i: Float[Array, " n"] | None = field(default=None, metadata=column(missing=None))
+    kernel_i: Float[Array, " n"] | None = field(default=None, metadata=column(missing=None))
+    frobenius_i: Float[Array, " n"] | None = field(default=None, metadata=column(missing=None))
+    slack_i: Float[Array, " n"] | None = field(default=None, metadata=column(missing=None))
+    # entries of x^l of each sample; None where all samples have M
+    entries: Int[Array, " n"] | None = field(default=None, metadata=column(missing=None))
 
 
 @dataclass(frozen=True)
 class FirstLayerProbe:
     """What only the layer that reads the network's input is asked for (Eqs. 36, 37, 44)."""
 
-    weight: Float[Array, "g o i"]
+    weight: Float[Array, "g o i"] | None  # None where samples have different first layers
     # sum_j ||sum_p u_pj (J_p W)_j||^2
     invariant: Float[Array, " n"] = field(metadata=column("mean"))
     # mean_i ||df/dW_kj||^2, of a dense layer
     curvature: Float[Array, "o i"] | None = field(default=None, metadata=over_shards("mean"))
     # mean_i ||A_i[:, j]||^2 x_ik^2, of a dense layer
     crossed: Float[Array, "M M"] | None = field(default=None, metadata=over_shards("mean"))
+    # the number of each sample's first layer among ``Probe.layers``; -1 where it has none
+    slot: Int[Array, " n"] | None = field(default=None, metadata=column(missing=None, absent=-1.0))
 
 
 @dataclass(frozen=True)
@@ -227,33 +250,136 @@ def merge(*probes: Probe) -> Probe:
     if len({p.sketch is None for p in probes}) > 1:
         raise FlatlensError("some probes are exact and some sketched; use one method for all")
     n = np.array([p.n for p in probes])
-    layers = zip(*(p.layers for p in probes), strict=True)
+    names = list(dict.fromkeys(q.name for p in probes for q in p.layers))
     parameters = zip(*(p.parameters for p in probes), strict=True)
     return replace(
         start,
         n=int(n.sum()),
         output=np.concatenate([p.output for p in probes]),
         input=_joined([p.input for p in probes], n),
-        layers=[_joined(list(shards), n) for shards in layers],
+        layers=[_joined_layer([_named(p, name) for p in probes], n) for name in names],
         parameters=[_joined(list(shards), n) for shards in parameters],
-        first=None if start.first is None else _joined([p.first for p in probes], n),
+        first=_joined_first(probes, names, n),
         chunk=max(p.chunk for p in probes),
         notes=list(dict.fromkeys(note for p in probes for note in p.notes)),
-        sketch=_joined_sketch([p.sketch for p in probes], n),
+        sketch=_joined_sketch(probes, names, n),
     )
 
 
 def _alike(one: Probe, other: Probe) -> bool:
-    """Whether two probes are of one network: the same shapes, and weights of the same norms."""
+    """Whether two probes are of one network: the same shapes, and parameters of the same norms.
+
+    Samples of one network may take different layers. Layers of the same name must be alike.
+    """
 
     def shape(p: Probe) -> Any:
-        layers = [(q.name, q.positions, q.singular.shape[1]) for q in p.layers]
-        return p.N, p.M, p.dtype, layers, [(q.name, q.numel) for q in p.parameters]
+        return p.N, p.M, p.dtype, bool(p.layers), [(q.name, q.numel) for q in p.parameters]
 
     if shape(one) != shape(other):
         return False
-    mine, theirs = ([q.norm for q in p.layers] for p in (one, other))
-    return bool(np.allclose(mine, theirs, rtol=1e-4, atol=0))  # an iteration may end elsewhere
+    pairs = [(q, _named(other, q.name)) for q in one.layers]
+    return all(theirs is None or _alike_layers(mine, theirs) for mine, theirs in pairs)
+
+
+def _alike_layers(mine: LayerProbe, theirs: LayerProbe) -> bool:
+    def shape(q: LayerProbe) -> Any:
+        return q.kind, q.weight, q.bias, q.has_bias, q.groups, q.in_features, q.out_features
+
+    if shape(mine) != shape(theirs):
+        return False
+    if mine.weight is None or mine.M != theirs.M:  # a norm may differ from sample to sample
+        return True
+    return bool(np.isclose(mine.norm, theirs.norm, rtol=1e-4, atol=0))  # an iteration's end
+
+
+def _named(p: Probe, name: str) -> LayerProbe | None:
+    return next((q for q in p.layers if q.name == name), None)
+
+
+def _joined_layer(shards: list[LayerProbe | None], n: np.ndarray) -> LayerProbe:
+    """Join one layer; a share of the samples may be without it."""
+    having = [q for q in shards if q is not None]
+    start = having[0]
+    largest = WeightNorms(
+        *(
+            max(getattr(q.norms, name) for q in having)
+            for name in ("operator", "kernel", "frobenius", "slack")
+        )
+    )
+    differ = start.weight is None and any(q.norms != start.norms for q in having)
+    differ = differ or any(q.norm_i is not None for q in having)
+    spread = [_spread(q, differ, any(q.M != start.M for q in having)) for q in having]
+    present = iter(spread)
+    whole = [_without(spread[0], int(k)) if q is None else next(present)
+             for q, k in zip(shards, n, strict=True)]  # fmt: skip
+    width = max(q.singular.shape[1] for q in whole)
+    joined = _joined([_widened(q, width) for q in whole], n)
+    if not differ:
+        return joined
+    return replace(joined, norms=largest, norm=max(q.norm for q in having))
+
+
+def _spread(q: LayerProbe, norms: bool, entries: bool) -> LayerProbe:
+    """Write down for each sample what was one number for all samples."""
+    k = len(q.x_norm)
+    changes: dict[str, Any] = {} if q.used is not None else {"used": np.ones(k)}
+    if norms and q.norm_i is None:
+        changes["norm_i"] = np.full(k, q.norm)
+        for name in ("operator", "kernel", "frobenius", "slack"):
+            changes[f"{name}_i"] = np.full(k, getattr(q.norms, name))
+    if entries and q.entries is None:
+        changes["entries"] = np.full(k, q.M)
+    return replace(q, **changes)
+
+
+def _without(q: LayerProbe, samples: int) -> LayerProbe:
+    """The same layer for samples that do not use it."""
+    changes: dict[str, Any] = {}
+    for name, how in declared(q).items():
+        values = getattr(q, name)
+        if how.samples and values is not None:
+            whole = np.full((samples, *values.shape[1:]), how.absent)
+            changes[name] = whole.astype(values.dtype)
+    return replace(q, **changes)
+
+
+def _widened(q: LayerProbe, width: int) -> LayerProbe:
+    """The same layer with room for ``width`` singular values; those that do not exist are 0."""
+    more = ((0, 0), (0, width - q.singular.shape[1]))
+    return replace(
+        q, singular=np.pad(q.singular, more), singular_through=np.pad(q.singular_through, more)
+    )
+
+
+def _joined_first(
+    probes: tuple[Probe, ...], names: list[str], n: np.ndarray
+) -> FirstLayerProbe | None:
+    """Join what is known of the first layers; sums are of one weight for all samples."""
+    if all(p.first is None for p in probes):
+        return None
+    shards = []
+    for p in probes:
+        nothing = FirstLayerProbe(None, np.zeros(p.n), slot=np.full(p.n, -1))
+        shard = nothing if p.first is None else p.first
+        if shard.slot is not None:
+            numbers = np.array([*(names.index(q.name) for q in p.layers), -1])
+            shard = replace(shard, slot=numbers[shard.slot])
+        shards.append(shard)
+    start = shards[0]
+    same = all(
+        q.weight is not None
+        and start.weight is not None
+        and np.array_equal(q.weight, start.weight)
+        and _first_slots(q) == _first_slots(start)
+        for q in shards
+    )
+    if not same:
+        shards = [replace(q, weight=None, curvature=None, crossed=None) for q in shards]
+    return _joined(shards, n)
+
+
+def _first_slots(q: FirstLayerProbe) -> set[int]:
+    return set() if q.slot is None else set(q.slot.tolist())
 
 
 def _joined(shards: list[T], n: np.ndarray) -> T:
@@ -269,31 +395,38 @@ def _joined(shards: list[T], n: np.ndarray) -> T:
             changes[name] = np.concatenate(values)
         elif how.shards == "all":
             changes[name] = all(values)
+        elif how.shards in ("largest", "smallest"):
+            changes[name] = max(values) if how.shards == "largest" else min(values)
         elif how.shards == "slowest":
             changes[name] = max(values, key=PATHS.index)
     return replace(shards[0], **changes)  # type: ignore[type-var]
 
 
-def _joined_sketch(shards: list[Sketch | None], n: np.ndarray) -> Sketch | None:
+def _joined_sketch(probes: tuple[Probe, ...], names: list[str], n: np.ndarray) -> Sketch | None:
     """Join sketches. Errors of independent shares add in squares."""
-    sketches = [s for s in shards if s is not None]
+    sketches = [p.sketch for p in probes if p.sketch is not None]
     if not sketches:
         return None
-    share = n / n.sum()
 
-    def joined(errors: list[dict[str, float]]) -> dict[str, float]:
+    def joined(errors: list[dict[str, float]], samples: list[float]) -> dict[str, float]:
+        total = sum(samples)
+        terms = list(zip(samples, errors, strict=True))
         return {
-            name: float(
-                np.sqrt(sum((w * e[name]) ** 2 for w, e in zip(share, errors, strict=True)))
-            )
+            name: float(np.sqrt(sum((k / total * e[name]) ** 2 for k, e in terms)))
             for name in errors[0]
         }
 
-    layers = zip(*(s.layer_errors for s in sketches), strict=True)
+    by_layer: dict[str, list[tuple[dict[str, float], float]]] = {name: [] for name in names}
+    for p, sketch in zip(probes, sketches, strict=True):
+        for q, errors in zip(p.layers, sketch.layer_errors, strict=True):
+            users = float(p.n if q.used is None else q.used.sum())
+            by_layer[q.name].append((errors, users))
     return Sketch(
         directions=min(s.directions for s in sketches),
         seed=sketches[0].seed,
-        errors=joined([s.errors for s in sketches]),
-        layer_errors=[joined(list(errors)) for errors in layers],
+        errors=joined([s.errors for s in sketches], [float(k) for k in n]),
+        layer_errors=[
+            joined([e for e, _ in shards], [k for _, k in shards]) for shards in by_layer.values()
+        ],
         converged=all(s.converged for s in sketches),
     )

@@ -363,37 +363,3 @@ def test_samples_that_change_one_another_are_measured_alone_on_request():
         fl.measure(net, x)
     each = [fl.measure(net, x[i : i + 1])["sharpness"] for i in range(len(x))]
     assert fl.measure(net, x, chunk=1)["sharpness"] == pytest.approx(sum(each) / len(x))
-
-
-class RoutedBySign(nn.Module):
-    """Each sample takes one of two layers of equal shape."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False)
-
-    def forward(self, x):
-        return torch.cat([(self.a if row[0] > 0 else self.b)(row[None]) for row in x])
-
-
-class KernelPerSample(nn.Module):
-    """The kernel of each sample is scaled by a gate that the sample sets."""
-
-    def __init__(self):
-        super().__init__()
-        self.kernel, self.gate = nn.Parameter(torch.randn(4, 2, 3, 3)), nn.Linear(2, 1)
-
-    def forward(self, x):
-        b, c, h, w = x.shape
-        kernel = self.gate(x.mean((2, 3))).sigmoid().view(b, 1, 1, 1, 1) * self.kernel
-        images, kernels = x.reshape(1, b * c, h, w), kernel.reshape(b * 4, c, 3, 3)
-        return torch.conv2d(images, kernels, groups=b).reshape(b, -1)
-
-
-@pytest.mark.parametrize(
-    ("model", "shape"), [(RoutedBySign(), (8, 4)), (KernelPerSample(), (3, 2, 5, 5))]
-)
-def test_samples_that_use_different_weights_are_refused(model, shape):
-    torch.manual_seed(0)
-    with pytest.raises(fl.FlatlensError, match="measure samples that use the same weights"):
-        fl.measure(model, torch.randn(shape))

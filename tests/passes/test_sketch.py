@@ -19,7 +19,7 @@ from traps import ZOO, Case, Net, enter, made, parameter, shaken
 
 import flatlens as fl
 from flatlens.capture.inputs import select_output
-from flatlens.metrics import layer_row
+from flatlens.measurement.layer_rows import layer_row
 from flatlens.passes.sketch import MAX_DIRECTIONS, SketchStrategy
 from flatlens.probes import Probe
 

@@ -202,18 +202,21 @@ def test_parameters(name):
 
 
 @pytest.mark.parametrize("name", UNEVEN)
-def test_samples_that_make_different_calls_are_refused_or_right(name):
-    """Such samples have no common layers; what must not happen is a wrong number."""
+def test_samples_that_make_different_calls_are_measured(name):
     case = UNEVEN[name]()
     t = oracle(case.model, case.x)
     for chunk in (None, 1, 2):
         try:
             p = fl.probe(case.model, case.x, chunk=chunk)
-        except fl.FlatlensError:
+        except fl.FlatlensError as error:  # a batch decides for all of its samples
+            if chunk == 1 or "other samples" not in str(error):
+                raise
             continue
         close(p.input.singular, t.input.singular, "singular")
         for got, want in zip(p.parameters, t.parameters, strict=True):
             close(got.grad, want.grad, want.name)
+        theorems = [b for b in fl.bounds(p) if b.verdict == "theorem"]
+        assert all(b.holds for b in theorems)
 
 
 @pytest.mark.slow

@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from flatlens.algebra.certified_norm import RISK, largest_eigenvalue
+from flatlens.algebra.sums import power_of_two
 
 EXACT_SIZE = 64  # operators with a side up to this are decomposed exactly
 MAX_STEPS = 400
 WIDTH = 0.1  # of the upper end of ||C||^2: an inequality needs a true upper end, not its digits
 MOST_REMEMBERED = 10_000
+SMALL, LARGE = 1e-5, 1e5  # sizes of float32 weights that are not scaled
 
 
 class Norm(NamedTuple):
@@ -86,20 +88,33 @@ def weight_norms(layer: HasNorms) -> WeightNorms:
     entries = zlib.crc32(layer.weight.detach().cpu().contiguous().numpy().data)
     key = (W.dtype, W.shape, layer.way, layer.in_shape[1:], frobenius, entries)
     if key not in _remembered:
-        kernels = [matrix_norm(w) for w in W]
-        kernel = max(kernels)
-        operator = layer.operator_norm(kernel)
-        norms = [operator, *kernels]
         if len(_remembered) >= MOST_REMEMBERED:
             _remembered.clear()
-        _remembered[key] = WeightNorms(
-            operator.value,
-            kernel.value,
-            frobenius,
-            slack=max(norm.slack for norm in norms),
-            risk=max(norm.risk for norm in norms),
-        )
+        _remembered[key] = _norms(layer, frobenius)
     return _remembered[key]
+
+
+def _norms(layer: HasNorms, frobenius: float) -> WeightNorms:
+    """Compute the norms of a weight; a small or large one of float32 is scaled first.
+
+    Lanczos takes the squares of C^T C v, fourth powers of the weight.
+    """
+    size, scale = float(layer.weight.detach().abs().max()), 1.0
+    if layer.weight.dtype == torch.float32 and not SMALL <= size <= LARGE:
+        scale = float(power_of_two(torch.tensor(size)))
+        weight = (layer.weight.detach().double() * scale).float()
+        layer = replace(layer, weight=weight)  # type: ignore[type-var]
+    kernels = [matrix_norm(w) for w in layer.matrix]
+    kernel = max(kernels)
+    operator = layer.operator_norm(kernel)
+    norms = [operator, *kernels]
+    return WeightNorms(
+        operator.value / scale,
+        kernel.value / scale,
+        frobenius,
+        slack=max(norm.slack for norm in norms),
+        risk=max(norm.risk for norm in norms),
+    )
 
 
 def matrix_norm(W: Tensor) -> Norm:

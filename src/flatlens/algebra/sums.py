@@ -18,8 +18,25 @@ def out_of_range(t: Float[Tensor, "b k"]) -> bool:
     `torch.linalg.vector_norm` takes on a CPU.
     """
     values = t.detach()
-    sizes = torch.maximum(values.amax(1), -values.amin(1))
-    return bool(((sizes > HUGE) | ((sizes < TINY) & (sizes > 0))).any())
+    return not in_range(torch.maximum(values.amax(1), -values.amin(1)))
+
+
+def in_range(sizes: Tensor) -> bool:
+    """Whether all sizes are 0, or have squares that float32 holds with all digits."""
+    return bool(((sizes <= HUGE) & ((sizes >= TINY) | (sizes == 0))).all())
+
+
+def power_of_two(size: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """Return the power of two that brings a size near 1, in float64; 1 for a size of 0 or inf.
+
+    A product with a power of two has no rounding. The result is also a number of float32.
+
+    >>> power_of_two(torch.tensor([3.0, 0.0])).tolist()
+    [0.25, 1.0]
+    """
+    usable = (size > 0) & torch.isfinite(size)
+    exponent = torch.frexp(torch.where(usable, size.double(), 0.5)).exponent
+    return torch.ldexp(torch.ones_like(size, dtype=torch.float64), -exponent.clamp(-126, 126))
 
 
 def squares(t: Tensor, dim: int) -> Tensor:
@@ -37,14 +54,14 @@ def summed(t: Tensor) -> Float[Tensor, " b"]:
 
 
 def norms(t: Tensor) -> Tensor:
-    """Return the norm over the last dimension, in float64 where squares of float32 may vanish.
+    """Return the norm over the last dimension, in float64 where squares may leave float32.
 
-    On a CPU one look at the smallest norm is cheaper than float64. On a device the look would make
-    the host wait, so float64 is used at once.
+    On a CPU one look at the smallest and the largest norm is cheaper than float64. On a device the
+    look would make the host wait, so float64 is used at once.
     """
     if t.device.type == "cpu":
         sizes = torch.linalg.vector_norm(t, dim=-1)
-        if t.dtype == torch.float64 or float(sizes.min()) >= TINY:
+        if t.dtype == torch.float64 or (float(sizes.min()) >= TINY and float(sizes.max()) <= HUGE):
             return sizes
     return torch.linalg.vector_norm(t.double(), dim=-1)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+from math import prod
+
+import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
@@ -9,7 +13,14 @@ RESHAPES = {  # the same entries in the same order
     *("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "AliasBackward0"),
     *("UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2"),
 }
-VIEWS = RESHAPES | {"TransposeBackward0", "PermuteBackward0", "TBackward0"}
+# They take some entries in their order. Where they take all of them, they are reshapes: a sample
+# that is alone in its batch is picked out of it, or put back.
+SELECTIONS = {
+    *("SelectBackward0", "SliceBackward0", "UnbindBackward0", "SplitBackward0"),
+    *("IndexBackward0", "IndexSelectBackward0", "CatBackward0", "StackBackward0"),
+}
+ORDERS = {"TransposeBackward0", "PermuteBackward0", "TBackward0"}  # the same in another order
+VIEWS = RESHAPES | ORDERS | {"CloneBackward0"}  # each entry stands there once
 
 
 class Graph:
@@ -61,12 +72,36 @@ class Graph:
     def below_reshapes(self, edge: GradientEdge) -> tuple[GradientEdge, bool]:
         """Return the edge below all reshapes, and whether nothing else reads what they reshape."""
         read_once = True
-        while edge.node.name() in RESHAPES:
+        while edge.node.name() in RESHAPES or _takes_all(edge):
             node, index = edge.node.next_functions[0]
             assert node is not None  # a view of something that needs no gradient has no node
             edge = GradientEdge(node, index)
             read_once = read_once and self.read_once(edge)
         return edge, read_once
+
+    def below_views(
+        self, edge: GradientEdge, ends: Container[tuple[Node, int]] = ()
+    ) -> tuple[GradientEdge, bool, bool]:
+        """Return the edge below all reshapes, permutations and copies of a tensor.
+
+        Args:
+            edge: where to start.
+            ends: edges to stop at, as (node, output number).
+
+        Returns:
+            The edge, whether nothing else reads what they reshape, and whether a permutation
+            changes the order of the entries.
+        """
+        read_once, reordered = True, False
+        while (edge.node, edge.output_nr) not in ends and (
+            edge.node.name() in VIEWS or _takes_all(edge)
+        ):
+            reordered = reordered or edge.node.name() in ORDERS
+            node, index = edge.node.next_functions[0]
+            assert node is not None  # a view of something that needs no gradient has no node
+            edge = GradientEdge(node, index)
+            read_once = read_once and self.read_once(edge)
+        return edge, read_once, reordered
 
     def separates(self, output: Tensor, edge: GradientEdge) -> bool:
         """Whether every path from ``output`` to a leaf passes through ``edge``."""
@@ -82,3 +117,55 @@ class Graph:
                     seen.add(child)
                     queue.append(child)
         return True
+
+
+def viewed_leaf(t: Tensor) -> Tensor | None:
+    """Return the leaf that ``t`` is, or that it shows in another shape or order; else None.
+
+    A view has the same entries, so that the derivative by it has the same entries as well.
+    """
+    if t.is_leaf:
+        return t
+    node = t.grad_fn
+    while node is not None and node.name() in VIEWS and len(node.next_functions) == 1:
+        node = node.next_functions[0][0]
+    leaf = getattr(node, "variable", None)
+    return leaf if leaf is not None and leaf.numel() == t.numel() else None
+
+
+def _takes_all(edge: GradientEdge) -> bool:
+    """Whether a selection takes all entries, in their order."""
+    node = edge.node
+    name = node.name()
+    if name not in SELECTIONS or len(node.next_functions) != 1:
+        return False
+    below, index = node.next_functions[0]
+    if below is None:
+        return False
+    source = GradientEdge(below, index)
+    if _size(edge) is None or _size(edge) != _size(source):
+        return False
+    if name == "IndexSelectBackward0":
+        return bool(node._saved_self_sym_sizes[node._saved_dim] == 1)  # type: ignore[attr-defined]
+    return name != "IndexBackward0" or _indexes_nothing_but_samples(node)
+
+
+def _indexes_nothing_but_samples(node: Node) -> bool:
+    """Whether an advanced index cannot change the order: it goes over dimensions of size 1."""
+    sizes = node._saved_self_sym_sizes  # type: ignore[attr-defined]
+    try:
+        indices = node._saved_indices  # type: ignore[attr-defined]
+    except RuntimeError:  # the graph has been used and freed
+        return False
+    if any(index is not None and index.dtype == torch.bool for index in indices):
+        return len(indices) == 1  # a mask that takes all entries keeps their order
+    pairs = zip(indices, sizes, strict=False)
+    return all(index is None or size == 1 for index, size in pairs)
+
+
+def _size(edge: GradientEdge) -> int | None:
+    """Number of entries of the tensor that an edge stands for, if torch tells it."""
+    if hasattr(edge.node, "variable"):
+        return int(edge.node.variable.numel())
+    metadata = getattr(edge.node, "_input_metadata", None)
+    return None if metadata is None else prod(metadata[edge.output_nr].shape)

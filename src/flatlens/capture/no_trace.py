@@ -49,13 +49,13 @@ def in_float(model: nn.Module) -> tuple[nn.Module, torch.dtype, list[str]]:
         raise FlatlensError("the model has complex parameters; only real networks are measured")
     if any(d in HALF for d in dtypes):
         note = "half-precision parameters: measured on a float32 copy of the model"
-        return _float_copy(model), torch.float32, [note]
+        return float_copy(model, torch.float32), torch.float32, [note]
     double = (own or dtypes) == {torch.float64}  # what is coarsest limits the digits
     return model, torch.float64 if double else torch.float32, []
 
 
-def _float_copy(model: nn.Module) -> nn.Module:
-    """Copy a model in float32, also tensors that a module keeps as plain attributes.
+def float_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Copy a model in another precision, also tensors that a module keeps as plain attributes.
 
     Pruning and the older weight norm keep the last computed weight as an attribute. It is part of a
     graph, so that ``deepcopy`` refuses it; a copy of its values stands in for it.
@@ -66,17 +66,22 @@ def _float_copy(model: nn.Module) -> nn.Module:
             if not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
     try:
-        duplicate = copy.deepcopy(model, memo).float()
+        duplicate = copy.deepcopy(model, memo).to(dtype)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise FlatlensError(
-            f"the half-precision model cannot be copied to float32 ({first_line(error)}); convert "
-            "it yourself with model.float()"
+            f"the model cannot be copied to {name_of(dtype)} ({first_line(error)}); convert it "
+            f"yourself with model.{'float' if dtype == torch.float32 else 'double'}()"
         ) from error
     for module in duplicate.modules():
         for name, value in _plain_tensors(module).items():
-            if value.dtype in HALF:
-                module.__dict__[name] = value.float()
+            if value.is_floating_point() and value.dtype != dtype:
+                module.__dict__[name] = value.to(dtype)
     return duplicate
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return the name of a precision, such as "float64"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _plain_tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
 from flatlens.capture.kinds import BY_NAME, HANDLERS
@@ -39,7 +40,9 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not torch.is_grad_enabled():  # no derivative passes here
+        # Without grad mode no derivative passes here. Inside torch.vmap or torch.func.grad tensors
+        # are of the transform; what they use is found in the graph outside of it.
+        if not torch.is_grad_enabled() or peek_interpreter_stack() is not None:
             return func(*args, **kwargs)
         if func is Tensor.register_hook:  # derivatives are those of the function itself
             return ignore_hook()

@@ -22,14 +22,18 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from flatlens.capture.graph import Graph
+from flatlens.capture.graph import Graph, viewed_leaf
 from flatlens.capture.layer import Layer
 from flatlens.errors import FlatlensError
 
 
 @dataclass(frozen=True)
 class Call:
-    """One use of a layer."""
+    """One use of a layer.
+
+    ``parameter`` is the tensor that the layer's weight is, or that it shows in another shape or
+    order. It is the weight itself where that is computed in another way.
+    """
 
     layer: Layer
     x: Tensor
@@ -37,6 +41,7 @@ class Call:
     total: GradientEdge | None
     out: GradientEdge
     versions: tuple[tuple[Tensor, int], tuple[Tensor, int]]
+    parameter: Tensor
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,7 @@ class Recording:
             )
         clone = self.plan.clone is None or len(self.calls) in self.plan.clone
         given = z.clone() if clone else z
+        leaf = viewed_leaf(layer.weight)
         self.calls.append(
             Call(
                 layer,
@@ -153,6 +159,7 @@ class Recording:
                 total,
                 get_gradient_edge(z),
                 ((x, x._version), (given, given._version)),
+                leaf if leaf is not None and self.parameters.trainable(leaf) else layer.weight,
             )
         )
         return given

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from flatlens.per_sample import most_uses
 from flatlens.probes import LayerProbe, Probe
 
 Condition = Callable[[Probe, LayerProbe], str | None]
@@ -42,7 +43,7 @@ def why_not_leaf(p: Probe, layer: LayerProbe) -> str | None:
     """Say why a layer's weight is not a trainable parameter that is used exactly once."""
     if reason := why_not_counted(p, layer):
         return reason
-    count = sum(other.weight == layer.weight for other in p.layers)
+    count = most_uses(p.layers, layer.weight)  # by one sample
     if count > 1:
         return f"{layer.weight} is used {count} times"
     if _path(p, layer.weight) != "layer":

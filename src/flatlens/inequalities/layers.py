@@ -8,8 +8,12 @@ import numpy as np
 
 from flatlens.inequalities.arithmetic import product
 from flatlens.inequalities.conditions import PAPER, first_reason
-from flatlens.metrics import calls_that_share_the_gradient
-from flatlens.per_sample import mean_over_users, upper_norm_per_sample
+from flatlens.per_sample import (
+    calls_that_share_the_gradient,
+    mean_over_users,
+    most_uses,
+    upper_norm_per_sample,
+)
 from flatlens.probes import LayerProbe, Probe
 
 
@@ -40,13 +44,16 @@ def layer_bounds(p: Probe, layer: LayerProbe) -> dict[str, Any]:
     terms = [product(a * c, b) for a, b, c in zip(root, inverse, share, strict=True)]
     rhs = float(largest * mean_over_users(layer, np.array(terms)))
     reason = first_reason(p, [layer], PAPER)
-    alone = 1.0 if len(calls_that_share_the_gradient(p, layer)) == 1 else np.nan
-    kernel = upper_norm_per_sample(layer, "kernel").max()
+    calls = calls_that_share_the_gradient(p, layer)
+    alone = 1.0 if most_uses(calls, layer.weight) == 1 else np.nan
+    kernel = upper_norm_per_sample(layer, "kernel")
+    widest = kernel.max()
+    relative = kernel / widest if widest > 0 else kernel
     return {
         "eq5_lhs": lhs,
         "eq5_rhs": rhs,
         "eq5_slack": rhs / lhs if lhs > 0 else np.inf,
         "eq5_verdict": "theorem" if reason is None else "observation",
         "eq5_why": reason or "one position, a trainable weight used once, no bypass",
-        "multiplicative": float(alone * kernel * mean_over_users(layer, root)),
+        "multiplicative": float(alone * widest * mean_over_users(layer, relative * root)),
     }

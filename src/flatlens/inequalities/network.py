@@ -2,57 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from flatlens.algebra.scaling import Minimum, minimise
 from flatlens.inequalities.arithmetic import quotient
+from flatlens.inequalities.first_layers import FirstLayers, find_first_layers
 from flatlens.inequalities.tolerances import tolerance
 from flatlens.metrics import sharpness
-from flatlens.per_sample import upper_norm_per_sample, used_by, where_used
+from flatlens.per_sample import upper_norm_per_sample, where_used
 from flatlens.probes import Array, LayerProbe, Probe
-
-
-@dataclass(frozen=True)
-class FirstLayers:
-    """The measured layer that reads the network's input, for each sample.
-
-    Samples that take different branches may have different first layers.
-    """
-
-    layers: tuple[LayerProbe, ...]  # each is the first layer of at least one sample
-    index: Int[Array, " n"]  # which of them, for each sample; -1 where a sample has none
-
-    def gather(self, column: Callable[[LayerProbe], Array]) -> Float[Array, " n"]:
-        """Take each sample's value from the column of its own first layer; 0 where it has none."""
-        if len(self.layers) == 1 and (self.index == 0).all():
-            return column(self.layers[0])
-        values = np.zeros(len(self.index))
-        for k, layer in enumerate(self.layers):
-            mine = self.index == k
-            values[mine] = column(layer)[mine]
-        return values
-
-    @property
-    def without(self) -> int:
-        """The number of samples that have no first layer."""
-        return int((self.index < 0).sum())
-
-
-def find_first_layers(p: Probe) -> FirstLayers | None:
-    """Find the first layer of each sample, or return None if no layer reads the input."""
-    index = np.full(p.n, -1)
-    layers: list[LayerProbe] = []
-    for layer in p.layers:
-        mine = used_by(layer) & (index < 0) if layer.reads_input else np.zeros(p.n, bool)
-        if mine.any():
-            index[mine] = len(layers)
-            layers.append(layer)
-    return FirstLayers(tuple(layers), index) if layers else None
 
 
 @dataclass(frozen=True)
@@ -81,6 +42,7 @@ class Network:
         extra = self.p.first
         assert extra is not None
         assert extra.curvature is not None
+        assert extra.weight is not None
         return minimise(extra.curvature, extra.weight[0])
 
 

@@ -41,6 +41,7 @@ from flatlens.metrics import (
     COLUMNS,
     adaptive_sharpness,
     input_invariant_mls,
+    layer_log_volumes,
     log_products,
     matrix_normalized_sharpness,
     mls,
@@ -92,8 +93,7 @@ def rhs_eq9(net: Network) -> float:
 
 def lhs_eq10(net: Network) -> float:
     """log sum_l mean_i dVol_il."""
-    volumes = [where_used(q, log_products(q.singular), -np.inf) for q in net.p.layers]
-    return log_sum_exp([log_mean_exp(v) for v in volumes])
+    return log_sum_exp([log_mean_exp(layer_log_volumes(q)) for q in net.p.layers])
 
 
 def rhs_eq10(net: Network) -> float:
@@ -274,10 +274,10 @@ def why_no_eq37(net: Network) -> str | None:
     extra = net.p.first
     if net.first is None:
         return None
-    if len(net.first.layers) > 1:
-        return "the first layer's weight differs between samples"
+    if extra is None or extra.weight is None:
+        return "the weight of the first layer differs from sample to sample"
     layer = net.first.layers[0]
-    if extra is not None and extra.curvature is not None and extra.crossed is not None:
+    if extra.curvature is not None and extra.crossed is not None:
         return None
     if reason := why_not_dense(net.p, layer):
         return reason
@@ -301,15 +301,10 @@ def rhs_eq37(net: Network) -> float:
     return net.scaled_minimum.value
 
 
-def out_features(net: Network) -> int:
-    """d, the outputs of the first layer; the largest d where it differs between samples."""
-    assert net.first is not None
-    return max(layer.out_features for layer in net.first.layers)
-
-
 def lhs_eq44(net: Network) -> float:
-    """(1/d) mean_i sum_p x_ip^2 ||A_i[:, p]||^2."""
-    return input_invariant_mls(net.p) / out_features(net)
+    """mean_i (1/d_i) sum_p x_ip^2 ||A_i[:, p]||^2, d_i the width of sample i's first layer."""
+    assert net.first is not None
+    return net.first.mean_by_width(input_invariant_mls.samples(net.p))
 
 
 def rhs_eq44(net: Network) -> float:
@@ -323,9 +318,10 @@ def why_no_eq44_shared(net: Network) -> str | None:
 
 
 def lhs_eq44_shared(net: Network) -> float:
-    """(1/d) mean_i sum_j ||sum_p u_pj (J_p W)_j||^2."""
+    """mean_i (1/d_i) sum_j ||sum_p u_pj (J_p W)_j||^2, d_i the width of sample i's first layer."""
+    assert net.first is not None
     assert net.p.first is not None
-    return float(net.p.first.invariant.mean()) / out_features(net)
+    return net.first.mean_by_width(net.p.first.invariant)
 
 
 def rhs_eq44_shared(net: Network) -> float:

@@ -11,6 +11,7 @@ from flatlens.metrics import (
     sharpness,
     sharpness_untied,
 )
+from flatlens.per_sample import mean_over_users
 from flatlens.probes import Probe, Sketch
 
 
@@ -46,6 +47,6 @@ def relative_error(p: Probe, sketch: Sketch) -> float:
     }
     pairs = [(sketch.errors[name], value) for name, value in totals.items()]
     for q, errors in zip(p.layers, sketch.layer_errors, strict=True):
-        pairs.append((errors["sharpness"], float(np.mean(q.grad_weight + q.grad_bias))))
-        pairs.append((errors["adaptive_sharpness"], float(np.mean(q.adaptive))))
+        pairs.append((errors["sharpness"], mean_over_users(q, q.grad_weight + q.grad_bias)))
+        pairs.append((errors["adaptive_sharpness"], mean_over_users(q, q.adaptive)))
     return max((error / value for error, value in pairs if value > 0), default=0.0)

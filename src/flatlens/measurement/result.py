@@ -14,7 +14,8 @@ from flatlens.files.plain_json import dumps
 from flatlens.inequalities import Bounds, Inequality
 from flatlens.inequalities.layers import layer_bounds
 from flatlens.measurement import notebook, plots, printing, saving
-from flatlens.metrics import METRICS, Metric, layer_row
+from flatlens.measurement.layer_rows import layer_row
+from flatlens.metrics import METRICS, Metric
 from flatlens.probes import Array, Probe
 
 if TYPE_CHECKING:

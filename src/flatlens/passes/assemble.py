@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from flatlens.algebra.operator_norms import weight_norms
-from flatlens.passes.columns import ColumnTable, complete
-from flatlens.passes.names import layer_names
+from flatlens.passes.columns import ColumnTable
+from flatlens.passes.segments import complete
+from flatlens.passes.slots import Slot
 from flatlens.probes import (
-    PATHS,
     Array,
     FirstLayerProbe,
     InputProbe,
@@ -27,8 +26,7 @@ def assemble(table: ColumnTable, weight_norm: str, M: int, chunk: int) -> Probe:
         M: entries of the network's input per sample.
         chunk: samples at a time.
     """
-    arrays, n, start = table.arrays(), table.n, table.chunks[0]
-    names = layer_names([facts.layer for facts in start.layers], table.subject)
+    arrays, n = table.arrays(), table.n
     if ("input",) not in arrays:  # sharpness alone
         arrays["input",] = {
             "singular": np.full((n, 1), np.nan),
@@ -43,13 +41,14 @@ def assemble(table: ColumnTable, weight_norm: str, M: int, chunk: int) -> Probe:
         output=f,
         input=InputProbe(**complete("input", arrays["input",], n)),
         layers=[
-            _layer(table, i, name, arrays["layer", i], weight_norm) for i, name in enumerate(names)
+            _layer(table, slot, arrays["layer", i], weight_norm)
+            for i, slot in enumerate(table.slots.all)
         ],
         parameters=[
             ParameterProbe(
                 name=name,
                 numel=p.numel(),
-                path=max((c.paths[name] for c in table.chunks), key=PATHS.index),
+                path=table.paths[name],
                 **complete("parameter", arrays["parameter", name], n),
             )
             for name, p in table.subject.named
@@ -60,39 +59,41 @@ def assemble(table: ColumnTable, weight_norm: str, M: int, chunk: int) -> Probe:
 
 
 def _first(table: ColumnTable, arrays: dict[str, Array]) -> FirstLayerProbe | None:
-    weight = table.chunks[0].first_weight
-    if weight is None:
+    if not arrays:
         return None
-    means = {name: total.div_(table.n).cpu().numpy() for name, total in table.sums.items()}
-    return FirstLayerProbe(weight=weight.double().cpu().numpy(), **arrays, **means)
+    first, n = table.first, table.n
+    return FirstLayerProbe(
+        weight=None if first.weight is None else first.weight.double().cpu().numpy(),
+        **complete("first", arrays, n),
+        **{name: total.div(n).cpu().numpy() for name, total in first.sums.items()},
+    )
 
 
 def _layer(
-    table: ColumnTable, i: int, name: str, arrays: dict[str, Array], weight_norm: str
+    table: ColumnTable, slot: Slot, arrays: dict[str, Array], weight_norm: str
 ) -> LayerProbe:
-    chunks = [chunk.layers[i] for chunk in table.chunks]
-    facts, layer = chunks[0], chunks[0].layer
+    layer, norms = slot.layer, slot.norms()
     owned = {id(p): n for n, p in table.subject.named}
-    norms = weight_norms(layer)
     groups, d_out, d_in = layer.matrix.shape
-    fewest, most = layer.reads()
+    fewest, most = slot.reads
+    arrays = {**arrays, **slot.sample_columns(table.n, weight_norm)}
     return LayerProbe(
-        name=name,
+        name=slot.name,
         kind=layer.kind,
-        weight=owned.get(id(layer.weight)),
+        weight=owned.get(id(slot.parameter)),
         bias=owned.get(id(layer.bias)),
         has_bias=layer.bias is not None,
-        bias_counts=all(c.bias_counts for c in chunks),
-        positions=facts.positions,
+        bias_counts=slot.bias_counts,
+        positions=slot.positions,
         groups=groups,
         in_features=d_in,
         out_features=d_out,
-        M=facts.M,
-        reads_input=all(c.reads_input for c in chunks),
+        M=slot.entries,
+        reads_input=slot.reads_input,
         norms=norms,
         norm=getattr(norms, weight_norm),
         kappa=most,
         fewest=fewest,
-        is_output=all(c.is_output for c in chunks),
+        is_output=slot.is_output,
         **complete("layer", arrays, table.n),
     )

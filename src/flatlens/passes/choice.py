@@ -51,9 +51,9 @@ def choose(subject: Subject, request: Request, solo: Forward, n: int) -> Choice:
     Raises:
         FlatlensError: if one sample alone does not fit ``request.memory``.
     """
-    call = solo.recording.calls[-1]
-    outputs = solo.f.shape[1]
-    products = head_width(solo.graph, solo.f, call) or outputs
+    calls, outputs = solo.recording.calls, solo.f.shape[1]
+    head = head_width(solo.graph, solo.f, calls[-1]) if calls else None
+    products = head or outputs
     if outputs**2 > tuning.MOST_PAIRS_OF_OUTPUTS and request.method != "exact":
         products = outputs  # a narrow head's exact pass would hold a number for each pair
     exactly, why = _exact_or_sketch(request, products, solo, n)
@@ -138,7 +138,7 @@ def bytes_per_sample(subject: Subject, recording: Recording, kept: int, alone: b
         dense = layer.is_linear and call.x.numel() == layer.matrix.shape[2]
         stored = 0 if alone and dense else kept
         entries += (3 + stored) * (call.x.numel() + outputs) + layer.unrolled_entries
-    seen = {id(t) for c in recording.calls for t in (c.layer.weight, c.layer.bias)}
+    seen = {id(t) for c in recording.calls for t in (c.parameter, c.layer.bias)}
     seen |= {id(t.parameter) for t in recording.lookups}
     others = (p.numel() for _, p in subject.named if p.requires_grad and id(p) not in seen)
     entries += (3 + kept) * sum(others)

@@ -6,61 +6,29 @@ A column has a key: (owner, ..., name), such as ("layer", 2, "singular") or ("pa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from flatlens.capture.inputs import check_finite
-from flatlens.capture.layer import Layer
 from flatlens.errors import FlatlensError
 from flatlens.passes.forward import Subject
-from flatlens.passes.names import layer_name
-from flatlens.probes import (
-    REQUIRED,
-    Array,
-    FirstLayerProbe,
-    InputProbe,
-    LayerProbe,
-    ParameterProbe,
-    declared,
-)
+from flatlens.passes.segments import COLUMNS, Key, Segment, Shapes, aligned
+from flatlens.passes.slots import LayerFacts, Slot, Slots
+from flatlens.probes import PATHS, Array
 
-Key = tuple[str | int, ...]
-OWNERS = {
-    "input": InputProbe,
-    "layer": LayerProbe,
-    "first": FirstLayerProbe,
-    "parameter": ParameterProbe,
-}
 # A frozen weight has no part in the parameters' gradients, but its layer has these columns.
 ALWAYS_FINITE = ("grad_weight", "grad_bias", "untied", "x_norm")
-COLUMNS = {owner: declared(kind) for owner, kind in OWNERS.items()}
+T = TypeVar("T")
 
 
 def over_directions(key: Key) -> str:
     """How a column is combined over random directions: mean, largest, spectrum or same."""
     declaration = COLUMNS.get(str(key[0]), {}).get(str(key[-1]))
     return "same" if declaration is None else declaration.directions
-
-
-@dataclass(frozen=True)
-class LayerFacts:
-    """What one call is, as one chunk saw it."""
-
-    layer: Layer
-    positions: int
-    M: int
-    reads_input: bool
-    is_output: bool
-    bias_counts: bool
-
-    @property
-    def signature(self) -> tuple[Any, ...]:
-        """What must be the same for all samples."""
-        return (self.layer.way, self.layer.weight.shape, self.positions, self.M)
 
 
 @dataclass(frozen=True)
@@ -85,105 +53,118 @@ class ChunkColumns:
 class ColumnTable:
     """The numbers of all samples so far.
 
-    The numbers of one batch go into one table: hundreds of small tensors, allocated while the large
-    ones of a chunk are there, would scatter over the heap and keep it from being reused.
+    Samples that take different layers have different columns. Each set of columns has a
+    :class:`Segment`; at the end they are aligned by slot.
+
+    Attributes:
+        n: samples so far.
+        slots: the layers that samples used.
+        paths: the path of each parameter.
+        first: the layer that reads the input.
     """
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.n = 0
-        self.sums: dict[str, Tensor] = {}
-        self.chunks: list[ChunkColumns] = []  # without their columns
-        self._shapes: dict[Key, torch.Size] = {}
-        self._tables: list[Tensor] = []
-        self._batch, self._filled = 0, 0
+        self.slots = Slots(subject)
+        self.paths: dict[str, str] = {}
+        self.first = FirstLayer()
+        self._segments: dict[Shapes, Segment] = {}
+        self._left = 0  # samples of the batch that are still to come
 
     def begin_batch(self, samples: int) -> None:
         """Expect this many samples in the next chunks."""
-        self._batch, self._filled = samples, 0
+        self._left = samples
 
-    def add(self, chunk: ChunkColumns) -> None:
-        """Add a chunk's numbers; sums over samples are added up at once."""
-        for name, total in chunk.sums.items():
-            if name in self.sums:
-                self.sums[name] += total
-            else:
-                self.sums[name] = total.double()
-        self._check_same_network(chunk)
+    def add(self, chunk: ChunkColumns) -> list[int]:
+        """Add a chunk's numbers and return the slot of each of its calls."""
+        outputs = chunk.columns["output",]
+        samples = len(outputs)
+        numbers = self.slots.assign(chunk.layers, self.n, samples)
+        columns = by_slot(chunk.columns, numbers)
+        self._check(columns)
+        reading = [k for k, q in zip(numbers, chunk.layers, strict=True) if q.reads_input]
+        if reading:
+            number = outputs.new_full((samples,), reading[0], dtype=torch.float64)
+            columns["first", "slot"] = number
+        slot = self.slots.all[reading[0]] if reading else None
+        self.first.add(self.n, slot, chunk.first_weight, chunk.sums)
+        for name, path in chunk.paths.items():
+            self.paths[name] = max(path, self.paths.get(name, path), key=PATHS.index)
+        shapes = tuple((key, column.shape[1:]) for key, column in columns.items())
+        segment = self._segments.get(shapes)
+        if segment is None:
+            room = 0 if self._segments else self._left
+            segment = self._segments[shapes] = Segment(shapes, room)
+        elif len(self._segments) == 1:
+            segment.room = self._left
+        segment.add(self.n, list(columns.values()))
+        self.n += samples
+        self._left -= samples
+        return numbers
+
+    def _check(self, columns: dict[Key, Tensor]) -> None:
+        """Refuse gradients that are not finite, and outputs of another size."""
         names = [name for name, _ in self.subject.named]
         if names:
-            grads = [chunk.columns["parameter", name, "grad"] for name in names]
+            grads = [columns["parameter", name, "grad"] for name in names]
             check_finite(torch.stack(grads, 1), self.n, "gradient")
-        measured = [chunk.columns[key] for key in chunk.columns if key[-1] in ALWAYS_FINITE]
+        measured = [columns[key] for key in columns if key[-1] in ALWAYS_FINITE]
         if measured:
             check_finite(torch.stack(measured, 1), self.n, "layer input or its derivative")
-        flat = [column.reshape(len(column), -1).double() for column in chunk.columns.values()]
-        block = torch.cat(flat, 1)
-        if self._filled == 0:
-            self._tables.append(block.new_empty(self._batch, block.shape[1]))
-        self._tables[-1][self._filled : self._filled + len(block)] = block
-        self._filled += len(block)
-        self.n += len(block)
-        self.chunks.append(ChunkColumns(chunk.layers, chunk.paths, {}, {}, chunk.first_weight))
-
-    def _check_same_network(self, chunk: ChunkColumns) -> None:
-        """Refuse samples that take other layers, or other weights, than the first samples."""
-        shapes = {key: column.shape[1:] for key, column in chunk.columns.items()}
-        if not self.chunks:
-            self._shapes = shapes
-            return
-        before = self.chunks[0].layers
-        if shapes != self._shapes or [q.signature for q in chunk.layers] != [
-            q.signature for q in before
-        ]:
-            raise FlatlensError(
-                "the network calls other layers for other samples; measure samples that take the "
-                "same path together"
-            )
-        for now, then in zip(chunk.layers, before, strict=True):
-            self._check_same_weight(now.layer, then.layer)
-
-    def _check_same_weight(self, now: Layer, then: Layer) -> None:
-        """Refuse samples that use different weights: one norm would not bound all of them."""
-        weight, other = now.weight, then.weight
-        if weight is other or (
-            weight.requires_grad == other.requires_grad
-            and {id(weight), id(other)}.isdisjoint(self.subject.known)
-            and torch.equal(weight, other)
-        ):
-            return
-        raise FlatlensError(
-            f"some samples use the weight of {layer_name(now, self.subject)} where others use "
-            f"{layer_name(then, self.subject)} or other values of it (routing, experts, or weights "
-            "computed from the sample); measure samples that use the same weights together"
-        )
+        N = columns["output",].shape[1]
+        for shapes in self._segments:
+            if dict(shapes)["output",] != (N,):
+                raise FlatlensError(
+                    f"sample {self.n} has {N} outputs and earlier samples have another number; "
+                    "measure samples with the same number of outputs together"
+                )
+            break
 
     def arrays(self) -> dict[Key, dict[str, Array]]:
         """Return the columns of all samples: {owner: {name: array over samples}}."""
-        tables, start = self._tables, 0
-        table = (tables[0] if len(tables) == 1 else torch.cat(tables)).cpu().numpy()
-        arrays: dict[Key, dict[str, Array]] = {}
-        for key, shape in self._shapes.items():
-            values = table[:, start : start + shape.numel()].reshape(self.n, *shape)
-            start += shape.numel()
-            *owner, name = key if len(key) > 1 else (*key, "")
-            whole = str(name).startswith("rank")
-            values = values.astype(np.int64) if whole else values
-            arrays.setdefault(tuple(owner), {})[str(name)] = values
-        return arrays
+        segments = [(s.samples(), s.arrays()) for s in self._segments.values()]
+        return segments[0][1] if len(segments) == 1 else aligned(segments, self.n)
 
 
-def complete(owner: str, arrays: dict[str, Array], n: int) -> dict[str, Any]:
-    """Fill in the columns that a pass did not measure, as they are declared."""
-    filled: dict[str, Any] = dict(arrays)
-    for name, declaration in COLUMNS[owner].items():
-        if name in filled or not declaration.samples:
-            continue
-        missing = declaration.missing
-        if missing == REQUIRED:
-            raise AssertionError(f"the pass did not measure the column {name} of {owner}")
-        if isinstance(missing, str):
-            filled[name] = filled[missing]
-        else:
-            filled[name] = None if missing is None else np.full(n, missing)
-    return filled
+def by_slot(columns: Mapping[Key, T], numbers: list[int]) -> dict[Key, T]:
+    """Return columns whose layers are counted by slot instead of by call."""
+    return {
+        ("layer", numbers[int(key[1])], *key[2:]) if key[0] == "layer" else key: column
+        for key, column in columns.items()
+    }
+
+
+class FirstLayer:
+    """What is known of the layer that reads the network's input.
+
+    Attributes:
+        weight: its weight; None where some samples have another one, or none.
+        sums: sums over samples, where all samples have the same weight.
+    """
+
+    def __init__(self) -> None:
+        self.weight: Tensor | None = None
+        self.sums: dict[str, Tensor] = {}
+        self._slot: Slot | None = None
+        self._same = True
+
+    def add(
+        self, n: int, slot: Slot | None, weight: Tensor | None, sums: Mapping[str, Tensor]
+    ) -> None:
+        """Add a chunk that begins with sample ``n``."""
+        if n == 0:
+            self._slot, self.weight = slot, weight
+            self.sums = {name: total.double() for name, total in sums.items()}
+            return
+        if self._same and not (self._is_same(slot, weight) and sums.keys() == self.sums.keys()):
+            self._same, self.weight, self.sums = False, None, {}
+        for name in self.sums:
+            self.sums[name] += sums[name]
+
+    def _is_same(self, slot: Slot | None, weight: Tensor | None) -> bool:
+        if slot is not self._slot:
+            return False
+        if slot is None or slot.owned or weight is None or self.weight is None:
+            return True
+        return torch.equal(weight.double(), self.weight.double())

@@ -35,9 +35,9 @@ def find_head(
     graph: Graph, f: Tensor, calls: Sequence[Call], rows: Float[Tensor, "b k N"] | None
 ) -> Head | None:
     """Return the head of f as [b, N], or of ``rows`` f, if it is narrower than that."""
-    call = calls[-1]
-    if head_width(graph, f, call, rows) is None:
+    if not calls or head_width(graph, f, calls[-1], rows) is None:
         return None
+    call = calls[-1]
     jacobian = _jacobian(graph, f, call)
     if bool((jacobian.abs().amax((1, 2)) < torch.finfo(f.dtype).eps ** 0.5).any()):
         return None  # saturated: mixtures of its outputs would be rounding, each alone is less so

@@ -10,12 +10,14 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from flatlens.algebra.spectra import singular_values, spectral_norm
-from flatlens.algebra.sums import HUGE, TINY, out_of_range, relative, side_by_side
+from flatlens.algebra.sums import in_range, relative, side_by_side
 from flatlens.algebra.weight_gradients import WeightSums, squared_norm, weight_gradient
 from flatlens.capture.inputs import check_finite
 from flatlens.capture.layout import split
-from flatlens.passes.columns import ChunkColumns, Key, LayerFacts
+from flatlens.passes.columns import ChunkColumns
 from flatlens.passes.rows import Rows, Setup, Share, rule_shares, share
+from flatlens.passes.segments import Key
+from flatlens.passes.slots import LayerFacts
 
 WIDEST_CROSSED = 4096  # Eq. 37 needs a matrix of (input entries)^2; beyond this it is left out
 Spectrum = tuple[Tensor, Tensor]  # singular values and rank
@@ -42,16 +44,8 @@ def all_columns(setup: Setup, rows: Rows, asked: Asked) -> ChunkColumns:
     columns |= {("input", name): values for name, values in view.input_columns().items()}
     spectra = [view.spectrum(q.total) for q in setup.plan.layers]
     _check_finite(setup, view.input_spectrum, spectra)
-    for positions, call, (singular, _) in zip(
-        setup.positions, setup.plan.calls, spectra, strict=True
-    ):
-        if setup.f.dtype == torch.float32 and (
-            bool((singular[:, 0] < TINY).any())
-            or bool((singular[:, 0] > HUGE).any())
-            or out_of_range(split(call.x, positions.layout, setup.batch).flatten(1))
-            or out_of_range(positions.W.flatten()[None])
-        ):
-            positions.widen()
+    for positions, (singular, _) in zip(setup.positions, spectra, strict=True):
+        positions.widen_if_needed(singular[:, 0])
     bias_rows = [p.bias_rows() if p.layer.bias is not None else None for p in setup.positions]
     shares = rule_shares(setup, rows, bias_rows)
     weights = _weight_columns(view, shares)
@@ -156,7 +150,7 @@ class _View:
             self.input_power.addcmul_(self.input_rows[:, v], self.input_rows[:, v])
         self.input_spectrum = self._decomposed(self.input_rows)
         top = self.input_spectrum[0][:, 0]
-        if bool(((top < TINY) | (top > HUGE)).any()):
+        if not in_range(top):
             self.input_power = self.input_rows.double().square().sum(1)
         self.full_rank = all(
             p.u.shape[2] + self.bias_counts(i) >= p.T for i, p in enumerate(setup.positions)
@@ -207,7 +201,7 @@ class _View:
         values = {"singular": spectrum[0], "rank": spectrum[1], **self._bypass(i)}
         if gradient is None:
             trainable = setup.plan.parameters.trainable
-            gradient = shares[trainable[id(call.layer.weight)]]
+            gradient = shares[trainable[id(call.parameter)]]
         values |= {
             "grad_weight": gradient[0],
             "adaptive": gradient[1],
@@ -282,10 +276,11 @@ class _View:
     def facts(self, i: int) -> LayerFacts:
         """What call ``i`` is."""
         forward, call = self.setup.forward, self.setup.plan.calls[i]
-        end, _ = forward.graph.below_reshapes(get_gradient_edge(forward.f))
-        out, _ = forward.graph.below_reshapes(call.out)
+        end, _, _ = forward.graph.below_views(get_gradient_edge(forward.f))
+        out, _, _ = forward.graph.below_views(call.out)
         return LayerFacts(
             call.layer,
+            call.parameter,
             self.setup.positions[i].T,
             call.x.numel() // self.setup.batch,
             reads_input=self.setup.plan.layers[i].reads_input,

@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-
 from flatlens.capture.graph import Graph
 from flatlens.capture.layer import Layer
 from flatlens.passes.forward import Subject
-
-
-def layer_names(layers: Sequence[Layer], subject: Subject) -> list[str]:
-    """Name each layer; a layer that is called again gets a number."""
-    seen: Counter[str] = Counter()
-    names = []
-    for layer in layers:
-        name = layer_name(layer, subject)
-        seen[name] += 1
-        names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return names
 
 
 def layer_name(layer: Layer, subject: Subject) -> str:

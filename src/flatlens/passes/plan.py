@@ -6,7 +6,7 @@ The plan is frozen. It holds no numbers, only places: an *edge number* is the pl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -15,7 +15,6 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from flatlens.capture.graph import Graph
 from flatlens.capture.layout import Layout
 from flatlens.capture.recording import Call, Copies, Lookup
-from flatlens.errors import FlatlensError
 from flatlens.passes.forward import Forward, Named
 from flatlens.passes.independence import Layouts, NeedsSinglesError
 
@@ -30,8 +29,8 @@ class LayerEdges:
         total: edge number of A, the derivative by the tensor that enters the layer.
         through: edge number of B, the derivative through the layer alone; equal to ``total``
             where nothing else reads the tensor.
-        reads_input: whether the tensor is the network's input, up to a reshape.
-        beside_input: whether something reads the input beside that reshape.
+        reads_input: whether the tensor is the network's input, up to a reshape or permutation.
+        beside_input: whether something else reads the input.
         input: edge number of the input that the tensor is a reshape of, or -1.
     """
 
@@ -118,8 +117,6 @@ def reaching_calls(forward: Forward, layouts: Layouts) -> tuple[list[Call], list
     """Return the calls that the output depends on, with their layouts."""
     calls = zip(forward.recording.calls, layouts, strict=True)
     alive = [(call, layout) for call, layout in calls if call.out.node in forward.graph.nodes]
-    if not alive:
-        raise FlatlensError("no linear or convolutional layer reaches the output: none to measure")
     return [call for call, _ in alive], [layout for _, layout in alive]
 
 
@@ -173,10 +170,12 @@ def _layer_edges(
         number = edges.keep(call.through, layout, entries)
         return LayerEdges(number, number, False, False, -1)
     read_once = graph.read_once(call.total)
-    below, below_read_once = graph.below_reshapes(call.total)
+    ends = {(edges.edges[k].node, edges.edges[k].output_nr) for k in inputs}
+    below, below_read_once, reordered = graph.below_views(call.total, ends)
     source = edges.number(below)
     reads_input = source in inputs
-    total_edge = below if reads_input and read_once and below_read_once else call.total
+    shared = reads_input and read_once and below_read_once and not reordered
+    total_edge = below if shared else call.total
     total = edges.keep(total_edge, layout, entries)
     through = total if read_once else edges.keep(call.through, layout, entries)
     beside = reads_input and (not below_read_once or len(inputs) > 1)
@@ -196,7 +195,7 @@ def _plan_parameters(
         plan.paths[name] = _plan_parameter(plan, name, p, uses, forward.graph, edges, batch)
     grouped = {i for group, _ in plan.groups for i in group}
     for i, call in enumerate(calls):
-        if i not in grouped and plan.trainable.get(id(call.layer.weight)) not in plan.slow:
+        if i not in grouped and plan.trainable.get(id(call.parameter)) not in plan.slow:
             plan.groups.append(([i], None))
     return plan
 
@@ -215,18 +214,24 @@ class _Uses:
     def of(
         cls, p: Tensor, calls: list[Call], copies: Sequence[Copies], lookups: Sequence[Lookup]
     ) -> _Uses:
-        weights = [i for i, c in enumerate(calls) if c.layer.weight is p]
+        weights = [i for i, c in enumerate(calls) if c.parameter is p]
         return cls(
             weights,
             [i for i, c in enumerate(calls) if c.layer.bias is p],
             [c for c in copies if c.parameter is p],
             [t for t in lookups if t.parameter is p],
-            len({calls[i].layer.joins for i in weights}) == 1,
+            len({_way_of_reading(calls[i]) for i in weights}) == 1,
         )
 
     @property
     def count(self) -> int:
         return len(self.weights) + len(self.biases) + len(self.copies)
+
+
+def _way_of_reading(call: Call) -> Hashable:
+    """How a call reads its parameter: gradients of calls that agree can be added up."""
+    weight = call.layer.weight
+    return call.layer.joins, tuple(weight.shape), weight.stride()
 
 
 def _plan_parameter(

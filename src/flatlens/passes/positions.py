@@ -9,7 +9,7 @@ from torch import Tensor
 from flatlens import tuning
 from flatlens.algebra.buffers import Buffers
 from flatlens.algebra.spectra import rank_tolerance
-from flatlens.algebra.sums import squares
+from flatlens.algebra.sums import in_range, squares
 from flatlens.capture.layout import Layout
 from flatlens.capture.recording import Call
 
@@ -44,11 +44,13 @@ class Positions:
         self._store: Tensor | None = None
         self._power: Tensor | None = None
         self._bias_sums: Tensor | None = None  # where the rows do not hold the bias's derivative
+        self._J2: Tensor | None = None
+        self._u2: Tensor | None = None
 
     def begin(self, outputs: int) -> None:
         """Forget all rows; others follow."""
         self.outputs = outputs
-        self._store = self._power = self._bias_sums = None
+        self._store = self._power = self._bias_sums = self._J2 = None
 
     @property
     def store(self) -> Tensor:
@@ -83,7 +85,7 @@ class Positions:
 
     def widen(self) -> None:
         """Go on in float64."""
-        self._power = None
+        self._power = self._J2 = self._u2 = None
         self._store, self.u, self.W = self.store.double(), self.u.double(), self.W.double()
         self._bias_sums = None if self._bias_sums is None else self._bias_sums.double()
 
@@ -112,10 +114,45 @@ class Positions:
 
     def energies(self) -> tuple[Tensor, Tensor, Tensor]:
         """Per sample: sum_p ||J_p||^2 ||u_p||^2, sum_p ||J_p||^2, min_p ||u_p||^2."""
-        u2 = _column_squares(self.u)
-        one = self.T == 1
-        J2 = self.power.sum(2, True, dtype=torch.float64) if one else _column_squares(self.J)
+        J2, u2 = self.row_squares, self.patch_squares
         return (J2 * u2).sum((1, 2)), J2.sum((1, 2)), u2.amin((1, 2))
+
+    @property
+    def row_squares(self) -> Float[Tensor, "b g T"]:
+        """||J_p||_F^2, all outputs together."""
+        if self._J2 is None:
+            one = self.T == 1
+            self._J2 = (
+                self.power.sum(2, True, dtype=torch.float64) if one else _column_squares(self.J)
+            )
+        return self._J2
+
+    @property
+    def patch_squares(self) -> Float[Tensor, "b g T"]:
+        """||u_p||^2."""
+        if self._u2 is None:
+            self._u2 = _column_squares(self.u)
+        return self._u2
+
+    def widen_if_needed(self, sensitivity: Float[Tensor, " b"] | None = None) -> None:
+        """Go on in float64 where squares or products may vanish or overflow in float32.
+
+        Sums of squares take J^2 u^2; those of Eqs. 41 and 44 take (J u W)^2 and (A u)^2.
+
+        Args:
+            sensitivity: ||A||_2 of each sample; None where only gradient norms are measured.
+        """
+        if self.u.dtype != torch.float32:
+            return
+        J, u = (t.sum((1, 2)).sqrt() for t in (self.row_squares, self.patch_squares))
+        sizes = [J, u, J * u]
+        if sensitivity is not None:
+            W = torch.linalg.vector_norm(self.W, float("inf")).double()
+            sizes += [W[None], J * u * W, sensitivity, sensitivity * u]
+        zeros = [(J == 0, self.store), (u == 0, self.u)]
+        vanished = any(bool(zero.any()) and bool(t[zero].any()) for zero, t in zeros)
+        if vanished or not in_range(torch.cat(sizes)):
+            self.widen()
 
     def patch_rank(self, bias: bool) -> Float[Tensor, " b"]:
         """The smallest singular value of the patches U, or [U, 1], over positions (theory 4.2)."""

@@ -224,7 +224,10 @@ def weighed(p: Tensor, power: Float[Tensor, "b numel"]) -> Share:
     values = p.detach().flatten()
     if out_of_range(values[None]):
         values = values.double()
-    return summed(power), summed(power * values.square())
+    adaptive = summed(power * values.square())
+    if not bool(torch.isfinite(adaptive).all()):  # both factors are float32, their product is not
+        adaptive = summed(power.double() * values.double().square())
+    return summed(power), adaptive
 
 
 def table_share(p: Tensor, looked_up: Sequence[tuple[Tensor, Lookup]]) -> Share:

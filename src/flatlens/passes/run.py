@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from flatlens.algebra.buffers import Buffers
 from flatlens.capture.inputs import Inputs, check_alone, check_finite
-from flatlens.capture.no_trace import in_float, original, untouched
+from flatlens.capture.no_trace import float_copy, in_float, original, untouched
 from flatlens.capture.recording import CapturePlan
 from flatlens.errors import FlatlensError
 from flatlens.passes.arrangement import Arrangement, arrange
@@ -29,6 +29,12 @@ from flatlens.passes.exact import Exact
 from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.independence import NeedsSinglesError, check_subset
 from flatlens.passes.input_choice import InputChoice, choose_inputs
+from flatlens.passes.precision import (
+    NeedsFloat64Error,
+    check_linear,
+    check_not_vanishing,
+    small_derivatives,
+)
 from flatlens.passes.request import Request
 from flatlens.passes.sharpness_only import SharpnessOnly
 from flatlens.passes.sketch import ExactIsCheaperError, SketchStrategy, plain_kernels
@@ -55,11 +61,38 @@ def look(model: nn.Module, batches: Iterable[Inputs], request: Request) -> Probe
         raise FlatlensError(
             f"{', '.join(lazy)} have no values yet; run the model once on a sample before measuring"
         )
+    batches = iter(batches)
+    first_batch = next(batches, None)
+    try:
+        return _look(model, dtype, first_batch, batches, request, notes)
+    except NeedsFloat64Error as why:
+        if why.in_a_later_batch:
+            raise
+        note = "small derivatives are lost in float32: measured on a float64 copy of the model"
+        copied = float_copy(model, torch.float64)
+        return _look(copied, torch.float64, first_batch, batches, request, [*notes, note])
+
+
+def _look(
+    model: nn.Module,
+    dtype: torch.dtype,
+    first_batch: Inputs | None,
+    batches: Iterable[Inputs],
+    request: Request,
+    notes: list[str],
+) -> Probe:
+    """Measure a network in one precision; ``notes`` say that it is a copy."""
     with untouched(model):
         subject = Subject(model, dtype, request.output, list(model.named_parameters()))
         pass_ = _Pass(subject, request)
+        if first_batch is not None:
+            pass_.take(first_batch.floats(dtype) if notes else first_batch)
         for batch in batches:
-            pass_.take(batch.floats(dtype) if notes else batch)
+            try:
+                pass_.take(batch.floats(dtype) if notes else batch)
+            except NeedsFloat64Error as why:
+                why.in_a_later_batch = True  # what came before cannot be asked for again
+                raise
         return pass_.finish().with_notes(*notes)
 
 
@@ -74,6 +107,8 @@ class _Pass:
         table: the numbers so far.
         group: samples that are run together, to see that they are independent, where each one is
             measured alone.
+        sees_a_call: whether some sample calls a layer that can be measured.
+        sees_a_layer: whether the output of some sample depends on such a layer.
         notes: what the user should know.
     """
 
@@ -87,6 +122,7 @@ class _Pass:
         self.buffers = Buffers()
         self.M = 0
         self.group = 1
+        self.sees_a_call = self.sees_a_layer = False
         self.notes: list[str] = []
 
     def take(self, inputs: Inputs) -> None:
@@ -118,12 +154,17 @@ class _Pass:
             chunk = inputs.take(samples)
             if self.choice.chunk != 1:
                 try:
-                    self.table.add(self._measure(chunk))
+                    self._add(self._measure(chunk))
                     continue
                 except NeedsSinglesError as why:
                     self._one_at_a_time(str(why))
             for group in _groups(chunk, self.group):
                 self._measure_each(group)
+
+    def _add(self, chunk: ChunkColumns) -> None:
+        numbers = self.table.add(chunk)
+        if isinstance(self.strategy, SketchStrategy):
+            self.strategy.take_slots(numbers)
 
     def _measure_each(self, group: Inputs) -> None:
         """Measure samples one at a time; outputs of the whole group must be those of each alone."""
@@ -131,7 +172,7 @@ class _Pass:
         for i in range(group.n):
             columns = self._measure(group.take(slice(i, i + 1)))
             each.append(columns.columns["output",])
-            self.table.add(columns)
+            self._add(columns)
         if group.n > 1:
             together = self.subject.outputs_alone(group)
             again = partial(self._outputs_of_each, group)
@@ -153,8 +194,6 @@ class _Pass:
         inputs = self.inputs.apply(inputs)
         if self.inputs.note:
             self.notes.append(self.inputs.note)
-        if not solo.recording.calls:
-            raise FlatlensError("the network calls no linear or convolutional layer to measure")
         self.M = sum(t[0].numel() for t in solo.fed)
         self.choice = choose(self.subject, self.request, solo, inputs.n)
         if self.choice.why:
@@ -201,9 +240,24 @@ class _Pass:
         if self.table.n == 0 and arrangement.alone is not None:
             again = partial(self.subject.outputs_alone, inputs)
             check_alone(forward.f, arrangement.alone, again)
-        single = (None,) * len(forward.recording.calls)
+        calls = forward.recording.calls
+        self.sees_a_call = self.sees_a_call or bool(calls)
+        self.sees_a_layer = self.sees_a_layer or any(
+            call.out.node in forward.graph.nodes for call in calls
+        )
+        single = (None,) * len(calls)
         layouts = arrangement.layouts if inputs.n > 1 else single
-        return self.strategy.measure(inputs, forward, layouts)
+        chunk = self.strategy.measure(inputs, forward, layouts)
+        if self.subject.dtype == torch.float32:
+            self._check_digits(inputs, chunk)
+        return chunk
+
+    def _check_digits(self, inputs: Inputs, chunk: ChunkColumns) -> None:
+        """See that small derivatives of a float32 network have their digits."""
+        check_not_vanishing(chunk, self.table.n)
+        small = small_derivatives(chunk)
+        if bool(small.any()):
+            check_linear(self._forward(inputs), small, self.table.n)
 
     def _forward(self, inputs: Inputs) -> Forward:
         """Run a chunk; where it overwrites tensors that the trial did not, clone all of them."""
@@ -220,6 +274,12 @@ class _Pass:
         """Assemble the Probe of all samples."""
         if not self.table.n:
             raise FlatlensError("there are no samples (n = 0); give at least one")
+        if not self.sees_a_call:
+            raise FlatlensError("the network calls no linear or convolutional layer to measure")
+        if not self.sees_a_layer:
+            raise FlatlensError(
+                "no linear or convolutional layer reaches the output: none to measure"
+            )
         assert self.choice is not None
         self.buffers.leave()
         probe = assemble(self.table, self.request.weight_norm, self.M, self.choice.chunk)

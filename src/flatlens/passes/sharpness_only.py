@@ -12,17 +12,16 @@ from torch import Tensor
 
 from flatlens import tuning
 from flatlens.algebra.buffers import Buffers
-from flatlens.algebra.sums import TINY, norms, side_by_side
+from flatlens.algebra.sums import norms, side_by_side
 from flatlens.algebra.weight_gradients import squared_norm
 from flatlens.capture.inputs import Inputs
 from flatlens.capture.layout import split
 from flatlens.capture.recording import CapturePlan
-from flatlens.passes.columns import ChunkColumns, Key
+from flatlens.passes.columns import ChunkColumns
 from flatlens.passes.exact import loss_directions
 from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.head import mixed_rows
 from flatlens.passes.independence import Layouts
-from flatlens.passes.positions import Positions
 from flatlens.passes.request import Request
 from flatlens.passes.rows import (
     NeedsEachOutputError,
@@ -34,6 +33,7 @@ from flatlens.passes.rows import (
     rule_shares,
     set_up,
 )
+from flatlens.passes.segments import Key
 
 
 class SharpnessOnly:
@@ -154,7 +154,7 @@ def _from_rows(setup: Setup, rows: Rows, sizes: dict[int, Tensor]) -> dict[str, 
     plan = setup.plan.parameters
     for i, positions in enumerate(setup.positions):
         if i not in sizes:
-            _widen_tiny(positions)
+            positions.widen_if_needed()
     others = {n: users for n, (users, _) in plan.rules.items() if not sizes.keys() & users}
     biases = {i for users in others.values() for i in users}
     bias_rows = [p.bias_rows() if i in biases else None for i, p in enumerate(setup.positions)]
@@ -164,10 +164,3 @@ def _from_rows(setup: Setup, rows: Rows, sizes: dict[int, Tensor]) -> dict[str, 
         if owner is not None and group[0] not in sizes:
             grads[owner] = squared_norm([setup.positions[i] for i in group])
     return grads
-
-
-def _widen_tiny(positions: Positions) -> None:
-    """Go on in float64 where derivatives are tiny."""
-    rows = positions.store.flatten(1)
-    if rows.dtype == torch.float32 and bool((rows.norm(dim=1) < TINY).any()):
-        positions.widen()

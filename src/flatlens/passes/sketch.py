@@ -24,13 +24,14 @@ from flatlens.capture.inputs import Inputs
 from flatlens.capture.recording import CapturePlan
 from flatlens.metrics import sharpness
 from flatlens.passes import sketched_spectra
-from flatlens.passes.columns import ChunkColumns, Key, over_directions
+from flatlens.passes.columns import ChunkColumns, over_directions
 from flatlens.passes.directions import SampleStreams, Signs
 from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.independence import Layouts
 from flatlens.passes.layer_columns import Asked, all_columns
 from flatlens.passes.request import Request
 from flatlens.passes.rows import Setup, collect, set_up
+from flatlens.passes.segments import Key
 from flatlens.passes.sketched_spectra import SpectrumFinder
 from flatlens.passes.standard_errors import Replicates, layer_errors, network_errors
 from flatlens.probes import Probe, Sketch
@@ -140,6 +141,10 @@ class SketchStrategy:
         if variance == 0:
             return 0.0
         return max(float(FEWEST), variance / target) if target > 0 else np.inf
+
+    def take_slots(self, numbers: list[int]) -> None:
+        """Learn the slot of each call of the chunk that was measured last."""
+        self.replicates[-1].count_layers_by_slot(numbers)
 
     # -- standard errors -------------------------------------------------------------------------
 

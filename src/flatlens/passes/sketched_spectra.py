@@ -8,23 +8,23 @@ both from random directions.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from flatlens.algebra.lanczos import top_singular
 from flatlens.algebra.spectra import rank_tolerance
-from flatlens.algebra.sums import side_by_side
+from flatlens.algebra.sums import power_of_two, side_by_side
 from flatlens.capture.inputs import check_finite
-from flatlens.capture.layout import split
+from flatlens.capture.layout import Layout, split
 from flatlens.errors import FlatlensError, first_line
-from flatlens.passes.columns import Key
 from flatlens.passes.directions import Signs
 from flatlens.passes.request import SketchOptions
 from flatlens.passes.rows import Setup
+from flatlens.passes.segments import Key
 
 MAX_STEPS = 100
 LAYER_MOMENTS = 4  # random directions for a layer's participation ratio
@@ -98,7 +98,7 @@ class SpectrumFinder:
         result = top_singular(product, start, top, tolerance, MAX_STEPS)
         self.converged = self.converged and bool(result.converged.all())
         limit = rank_tolerance(self.setup.f.dtype, *shape)
-        values = _small_values(result.values / gram.scale, looked, gram, limit)
+        values = _small_values(result.values / gram.scale[:, None], looked, gram, limit)
         looked.clear()
         singular = values.new_full((len(values), min(shape)), torch.nan)
         known = torch.where(result.converged, values, torch.nan)
@@ -131,32 +131,52 @@ class GramProduct:
         self.edges = [setup.plan.edges[k] for k, _ in alive]
         self.layouts = [setup.plan.kept_rows[k][0] for k, _ in alive]
         self.f, self.v0, self.signs, self.start = setup.f, v0, signs, setup.forward.start
-        self.scale = 0.0  # a power of two, from the first product
+        # A power of two for each sample, from the first product.
+        self.scale = v0.new_ones(len(v0), dtype=torch.float64)
+        self._scaled = False
 
     def __call__(self, v: Tensor) -> Tensor:
         if not self.edges:
-            self.scale = 1.0
             return torch.zeros_like(v)
-        g = self._onto(v)
-        if self.scale == 0.0:
-            largest = max(float(t.abs().max()) if t.numel() else 0.0 for t in g)
-            usable = 0.0 < largest < float("inf")
-            self.scale = 2.0 ** -round(math.log2(largest)) if usable else 1.0
-        g = tuple(t * self.scale for t in g)
+        g = tuple(t.detach() for t in self._onto(v))
+        if not self._scaled:
+            rows = [split(t, layout, len(v)).flatten(1) for t, layout in self._with_layouts(g)]
+            self.scale = power_of_two(torch.stack([_largest(t) for t in rows]).amax(0))
+            self._scaled = True
+        factors = self.scale.to(v)
+        g = tuple(_scaled(t, layout, factors) for t, layout in self._with_layouts(g))
         with needs_second_derivative():
             w = torch.autograd.grad(self.backs, self.v0, g, retain_graph=True)[0]
         # A second derivative can be NaN where the first one is finite.
         check_finite(w, self.start, "second derivative (Lanczos needs it)")
-        return self.signs.from_outputs(w) * self.scale
+        return self.signs.from_outputs(w) * factors[:, None]
 
     def rows(self, v: Tensor) -> Tensor:
         """A^T v of each sample, [b, entries]."""
-        pairs = zip(self._onto(v), self.layouts, strict=True)
+        pairs = self._with_layouts(self._onto(v))
         return side_by_side([split(g, layout, len(v)).flatten(1) for g, layout in pairs])
+
+    def _with_layouts(self, grads: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, Layout | None]]:
+        return zip(grads, self.layouts, strict=True)
 
     def _onto(self, v: Tensor) -> tuple[Tensor, ...]:
         directions = self.signs.to_outputs(v).contiguous()
         return torch.autograd.grad(self.f, self.edges, directions, retain_graph=True)
+
+
+def _largest(rows: Float[Tensor, "b k"]) -> Float[Tensor, " b"]:
+    """The largest absolute entry of each sample."""
+    if rows.numel() == 0:
+        return rows.new_zeros(len(rows))
+    return torch.linalg.vector_norm(rows, float("inf"), dim=1)
+
+
+def _scaled(t: Tensor, layout: Layout | None, factors: Float[Tensor, " b"]) -> Tensor:
+    """Multiply the entries of each sample by its factor."""
+    scaled = t.clone()
+    samples = split(scaled, layout, len(factors))  # a view: the samples lie where they lay
+    samples.mul_(factors.reshape(-1, *[1] * (samples.dim() - 1)))
+    return scaled
 
 
 def _participation_ratio(gram: GramProduct, signs: Signs, moments: int) -> tuple[Tensor, Tensor]:

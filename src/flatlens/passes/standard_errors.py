@@ -8,27 +8,47 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatlens.passes.columns import Key, over_directions
+from flatlens.passes.columns import by_slot, over_directions
+from flatlens.passes.segments import Key
+from flatlens.per_sample import norm_per_sample, used_by
 from flatlens.probes import Probe
 
 
 class Replicates:
-    """Sums over the samples of one chunk by direction, of all columns that are means."""
+    """Sums over the samples of one chunk by direction, of all columns that are means.
+
+    Attributes:
+        count: number of directions.
+        samples: number of samples of the chunk.
+    """
 
     def __init__(self) -> None:
         self.count = 0
+        self.samples = 0
         self._series: dict[Key, list[Tensor]] = {}
 
     def add(self, columns: Mapping[Key, Tensor]) -> None:
         """Add one direction."""
         self.count += 1
         for key, column in columns.items():
+            self.samples = len(column)
             if over_directions(key) == "mean":
                 self._series.setdefault(key, []).append(column.double().sum(0))
 
+    def count_layers_by_slot(self, numbers: list[int]) -> None:
+        """Count layers by slot; ``numbers`` holds the slot of each call."""
+        self._series = by_slot(self._series, numbers)
+
     def total(self, weights: Mapping[Key, float]) -> Tensor | None:
-        """sum_k weight_k column_k by direction, or None where nothing is summed."""
-        total = sum(weight * torch.stack(self._series[key]) for key, weight in weights.items())
+        """sum_k weight_k column_k by direction, or None where nothing is summed.
+
+        A layer that no sample of the chunk uses adds nothing.
+        """
+        total = sum(
+            weight * torch.stack(self._series[key])
+            for key, weight in weights.items()
+            if key in self._series
+        )
         return total if isinstance(total, Tensor) else None
 
     def sharpness(self) -> Tensor:
@@ -59,13 +79,7 @@ def network_errors(p: Probe, replicates: Sequence[Replicates], spread: float) ->
     errors = {
         name: _error(dict.fromkeys(keys, 1.0), replicates, p.n) for name, keys in sums.items()
     }
-    # sum_l ||W_l|| sqrt(mean_i w_il): its derivative by the means
-    slopes: dict[Key, float] = {
-        ("layer", i, "grad_weight"): float(0.5 * q.norm / np.sqrt(q.grad_weight.mean()))
-        for i, q in enumerate(p.layers)
-        if q.grad_weight.any()
-    }
-    errors["matrix_normalized_sharpness"] = _error(slopes, replicates, p.n)
+    errors["matrix_normalized_sharpness"] = _normalized_error(p, replicates)
     errors["local_dimension"] = spread**0.5 / p.n
     return errors
 
@@ -79,11 +93,29 @@ def layer_errors(p: Probe, replicates: Sequence[Replicates]) -> list[dict[str, f
     }
     return [
         {
-            name: _error({("layer", i, column): 1.0 for column in summed}, replicates, p.n)
+            name: _error({("layer", i, column): 1.0 for column in summed}, replicates, users)
             for name, summed in columns.items()
         }
-        for i in range(len(p.layers))
+        for i, users in enumerate(int(used_by(q).sum()) for q in p.layers)
     ]
+
+
+def _normalized_error(p: Probe, replicates: Sequence[Replicates]) -> float:
+    """The standard error of sum_l sqrt(mean_i ||W_il||^2 w_il), by its derivative by w_il."""
+    norms = [norm_per_sample(q) for q in p.layers]
+    roots = [
+        float(np.sqrt((k**2 * q.grad_weight).mean())) for k, q in zip(norms, p.layers, strict=True)
+    ]
+    variance, start = 0.0, 0
+    for chunk in replicates:  # all samples of a chunk use the same weights
+        slopes: dict[Key, float] = {
+            ("layer", i, "grad_weight"): float(0.5 * k[start] ** 2 / root)
+            for i, (k, root) in enumerate(zip(norms, roots, strict=True))
+            if root > 0
+        }
+        variance += _error(slopes, [chunk], 1) ** 2
+        start += chunk.samples
+    return variance**0.5 / p.n
 
 
 def _error(weights: Mapping[Key, float], replicates: Sequence[Replicates], n: int) -> float:

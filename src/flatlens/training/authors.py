@@ -16,7 +16,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float
 
+from flatlens.inequalities.first_layers import find_first_layers
 from flatlens.metrics import METRICS, sharpness
+from flatlens.per_sample import norm_per_sample, where_used
 from flatlens.probes import Array, LayerProbe, Probe
 
 EPSILON = 1e-4
@@ -37,22 +39,22 @@ def bound_authors(p: Probe) -> float:
 
 
 def d_authors(p: Probe) -> float:
-    """sqrt(mean_i ||W||^2 / (||x_i||^2 + 1e-4)) sqrt(S) of the layer that reads the input.
+    """sqrt(mean_i ||W_i||^2 / (||x_i||^2 + 1e-4)) sqrt(S) of the layer that reads the input.
 
     NaN if no layer reads the input of the network.
     """
-    input_layer = next((layer for layer in p.layers if layer.reads_input), None)
-    return (
-        math.nan if input_layer is None else math.sqrt(_ratio(p, input_layer).mean() * sharpness(p))
-    )
+    input_layers = find_first_layers(p)
+    if input_layers is None:
+        return math.nan
+    return math.sqrt(input_layers.gather(lambda layer: _ratio(p, layer)).mean() * sharpness(p))
 
 
 def _ratio(p: Probe, layer: LayerProbe) -> Float[Array, " n"]:
     convolutional = any("conv" in other.kind for other in p.layers)
-    norm2 = (layer.norms.frobenius if convolutional else layer.norms.operator) ** 2
+    norm2 = norm_per_sample(layer, "frobenius" if convolutional else "operator") ** 2
     if "conv" in layer.kind:
-        norm2 *= layer.positions
-    return norm2 / (layer.x_norm**2 + EPSILON)
+        norm2 = norm2 * layer.positions
+    return where_used(layer, norm2 / (layer.x_norm**2 + EPSILON))
 
 
 VARIANTS: dict[str, Callable[[Probe], float]] = {

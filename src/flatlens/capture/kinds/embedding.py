@@ -34,15 +34,33 @@ def _call_embedding(
     z = F.embedding(input, weight, *options)
     if recording.parameters.trainable(weight) and not (scale_grad_by_freq or sparse):
         z = _note_lookup(recording, z, input, weight, padding_idx)
-    flat = input.detach().flatten()
-    same = [t.numel() == len(flat) and torch.equal(t.flatten(), flat) for t in recording.tokens]
-    if id(input) not in _derived(recording) or not any(same):
+    dims = [_sample_dim(input, t) for t in recording.tokens]
+    token = next((k for k, dim in enumerate(dims) if dim is not None), None)
+    if id(input) not in _derived(recording) or token is None:
         return z
-    recording.scratch.setdefault("embedded_tokens", {})[same.index(True)] = True
+    recording.scratch.setdefault("embedded_tokens", {})[token] = True
     if not z.requires_grad:  # a frozen table
         z = z.detach().requires_grad_()
-    recording.embedded.append((z.detach(), get_gradient_edge(z)))
-    return z.clone()
+    dim = dims[token] or 0
+    samples_first = z if dim == 0 else z.movedim(dim, 0)
+    recording.embedded.append((samples_first.detach(), get_gradient_edge(samples_first)))
+    return (z if dim == 0 else samples_first.movedim(0, dim)).clone()
+
+
+def _sample_dim(input: Tensor, token: Tensor) -> int | None:
+    """Return the dimension of the samples in ``input``, if it is ``token`` in any shape or order.
+
+    A transpose (sequence first, as in XLNet and fairseq) has its samples in another dimension.
+    """
+    if input.numel() != token.numel():
+        return None
+    moved = [d for d in range(1, input.dim()) if input.movedim(d, 0).shape == token.shape]
+    is_view = input.data_ptr() == token.data_ptr()
+    for d in moved:
+        view = input.detach().movedim(d, 0)
+        if view.stride() == token.stride() if is_view else torch.equal(view, token):
+            return 0 if input.shape == token.shape and input.stride() == token.stride() else d
+    return 0 if torch.equal(token.flatten(), input.detach().flatten()) else None
 
 
 def _note_lookup(

@@ -1,0 +1,87 @@
+"""Derivatives that float32 cannot hold: they vanish, or cancel in rounding.
+
+A confident softmax is an example: its backward pass subtracts numbers that agree to all digits, so
+that a part of a small derivative is lost. Such samples are measured in float64.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from flatlens.algebra.sums import relative, side_by_side
+from flatlens.errors import FlatlensError
+from flatlens.passes.columns import ChunkColumns
+from flatlens.passes.forward import Forward
+
+SMALL = 1e-5  # a derivative below this may be what rounding left of larger numbers
+LOST = 1e-2  # relative error of a derivative that has lost its digits
+
+
+class NeedsFloat64Error(FlatlensError):
+    """A derivative is lost in float32."""
+
+    def __init__(self, sample: int) -> None:
+        super().__init__(
+            f"the derivative of sample {sample} is too small for float32, which loses its digits; "
+            "measure the network in float64 (model.double(), x.double())"
+        )
+        self.in_a_later_batch = False
+
+
+def check_not_vanishing(chunk: ChunkColumns, start: int) -> None:
+    """Refuse samples whose derivatives are below the normal numbers of float32.
+
+    Args:
+        chunk: the numbers of a float32 network.
+        start: the number of the first sample.
+
+    Raises:
+        NeedsFloat64Error: if a largest singular value has few digits for this reason.
+    """
+    columns = [v[:, 0] for key, v in chunk.columns.items() if key[-1] == "singular"]
+    if columns:
+        tops = torch.stack([column.double() for column in columns], 1)
+        vanishing = ((tops > 0) & (tops < torch.finfo(torch.float32).tiny)).any(1)
+        _refuse(vanishing, start)
+
+
+def small_derivatives(chunk: ChunkColumns) -> Bool[Tensor, " b"]:
+    """Return which samples have derivatives so small that their digits may be lost."""
+    if ("input", "singular") in chunk.columns:
+        top = chunk.columns["input", "singular"][:, 0]
+        return (top > 0) & (top < SMALL)
+    grads = [v for key, v in chunk.columns.items() if key[0] == "parameter" and key[-1] == "grad"]
+    if not grads:
+        return torch.zeros(len(chunk.columns["output",]), dtype=torch.bool)
+    total = torch.stack(grads).sum(0)
+    return (total > 0) & (total < SMALL**2)
+
+
+def check_linear(forward: Forward, samples: Bool[Tensor, " b"], start: int) -> None:
+    """Refuse samples whose derivative along v + w is not the sum of those along v and w.
+
+    The outputs are split at random, so that outputs whose derivatives cancel fall apart.
+
+    Raises:
+        NeedsFloat64Error: if the derivative of one of ``samples`` is lost in rounding.
+    """
+    f, edges = forward.f, [e for e in forward.edges if e.node in forward.graph.nodes]
+    if not edges or f.shape[1] == 1:
+        return
+    generator = torch.Generator().manual_seed(0)
+    v = torch.randn(f.shape[1], generator=generator, dtype=torch.float64).to(f)
+    chosen = (torch.rand(f.shape[1], generator=generator) < 0.5).to(f.device)
+
+    def along(direction: Tensor) -> Float[Tensor, "b M"]:
+        grads = torch.autograd.grad(f, edges, direction.expand_as(f), retain_graph=True)
+        return side_by_side([g.to_dense().reshape(len(f), -1).double() for g in grads])
+
+    together, apart = along(v), along(v * chosen) + along(v * ~chosen)
+    _refuse(samples & (relative(together - apart, apart) > LOST), start)
+
+
+def _refuse(bad: Bool[Tensor, " b"], start: int) -> None:
+    if bool(bad.any()):
+        raise NeedsFloat64Error(start + int(bad.nonzero()[0]))

@@ -1,0 +1,194 @@
+"""Slots: which layer a call is, so that samples that take different layers can be put together.
+
+A *slot* is the k-th use of one weight by one sample. A weight that is a parameter or a buffer is
+recognised by its name. A computed weight (a hypernetwork, a dynamic convolution) is recognised by
+the parameters behind it. So two samples that take two experts have two slots, a block that one
+sample passes twice has two slots, and a kernel that is computed from the sample has one slot, with
+a norm for each sample (``docs/theory.md`` section 11).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatlens.algebra.operator_norms import WeightNorms, weight_norms
+from flatlens.capture.layer import Layer
+from flatlens.passes.forward import Subject
+from flatlens.passes.names import layer_name
+from flatlens.probes import Array
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """What one call is, as one chunk saw it.
+
+    ``parameter`` is what the layer's weight is, up to a reshape or permutation.
+    """
+
+    layer: Layer
+    parameter: Tensor
+    positions: int
+    M: int
+    reads_input: bool
+    is_output: bool
+    bias_counts: bool
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive samples that use a slot in the same way.
+
+    Attributes:
+        start: the number of the first sample.
+        samples: how many there are.
+        entries: entries of the slot's input per sample.
+        norms: norms of the weight they used; None where it is the weight that the slot remembers.
+    """
+
+    start: int
+    samples: int
+    entries: int
+    norms: WeightNorms | None
+
+
+class Slot:
+    """One layer as all samples see it.
+
+    Attributes:
+        name: its name in ``Probe.layers``.
+        owned: whether the weight is a parameter or a buffer, and not computed.
+        layer: the layer as the first of its samples used it.
+        parameter: what its weight is, up to a reshape or permutation.
+        positions: the largest number of positions of any sample.
+        reads_input, is_output, bias_counts: whether that is so for every sample that uses it.
+        reads: how often an entry of the input is read, at least and at most, over all samples.
+        spans: the samples that use it.
+    """
+
+    def __init__(self, name: str, owned: bool, facts: LayerFacts) -> None:
+        self.name, self.owned = name, owned
+        layer = facts.layer
+        self.parameter = facts.parameter
+        # The graph behind a computed weight is not needed any more.
+        detached = {"weight": layer.weight.detach()}
+        is_parameter = owned and layer.weight is facts.parameter
+        self.layer: Layer = layer if is_parameter else replace(layer, **detached)  # type: ignore
+        self.positions = 0
+        self.reads_input = self.is_output = self.bias_counts = True
+        self.reads = layer.reads()
+        self.spans: list[Span] = []
+
+    def add(self, facts: LayerFacts, start: int, samples: int) -> None:
+        """Note that some samples use this slot."""
+        layer = facts.layer
+        self.positions = max(self.positions, facts.positions)
+        self.reads_input = self.reads_input and facts.reads_input
+        self.is_output = self.is_output and facts.is_output
+        self.bias_counts = self.bias_counts and facts.bias_counts
+        # The norm of a convolution depends on the size of its image.
+        resized = not layer.is_linear and layer.in_shape[1:] != self.layer.in_shape[1:]
+        if resized:
+            fewest, most = layer.reads()
+            self.reads = (min(self.reads[0], fewest), max(self.reads[1], most))
+        same = not resized and (
+            self.owned
+            or layer.weight is self.layer.weight
+            or torch.equal(layer.weight.detach(), self.layer.weight)
+        )
+        norms = None if same else weight_norms(layer)
+        self.spans.append(Span(start, samples, facts.M, norms))
+
+    @property
+    def entries(self) -> int:
+        """The largest number of entries of the slot's input."""
+        return max(span.entries for span in self.spans)
+
+    def norms(self) -> WeightNorms:
+        """The norms of its weight; the largest of each where samples use different weights."""
+        each = self._each_norm()
+        return WeightNorms(
+            operator=max(norms.operator for norms in each),
+            kernel=max(norms.kernel for norms in each),
+            frobenius=max(norms.frobenius for norms in each),
+            slack=max(norms.slack for norms in each),
+        )
+
+    def sample_columns(self, n: int, weight_norm: str) -> dict[str, Array]:
+        """Columns of what differs from sample to sample: norms of the weight, and entries."""
+        columns: dict[str, Array] = {}
+        each = self._each_norm()
+        if any(norms != each[0] for norms in each):
+            sources = {f"{k}_i": k for k in ("operator", "kernel", "frobenius", "slack")}
+            for name, source in {**sources, "norm_i": weight_norm}.items():
+                columns[name] = self._filled(n, [getattr(norms, source) for norms in each])
+        entries = [span.entries for span in self.spans]
+        if len(set(entries)) > 1:
+            columns["entries"] = self._filled(n, entries).astype(np.int64)
+        return columns
+
+    def _each_norm(self) -> list[WeightNorms]:
+        remembered = weight_norms(self.layer)
+        return [remembered if span.norms is None else span.norms for span in self.spans]
+
+    def _filled(self, n: int, values: list[float] | list[int]) -> Array:
+        """One value for every sample from one of every span; 0 for samples without the slot."""
+        column = np.zeros(n)
+        for span, value in zip(self.spans, values, strict=True):
+            column[span.start : span.start + span.samples] = value
+        return column
+
+
+class Slots:
+    """All slots so far, in the order in which samples first used them."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.all: list[Slot] = []
+        owned = [*subject.named, *subject.model.named_buffers()]
+        self._owned = {id(t): name for name, t in owned}
+        self._numbers: dict[Hashable, int] = {}
+        self._names: Counter[str] = Counter()
+
+    def assign(self, layers: list[LayerFacts], start: int, samples: int) -> list[int]:
+        """Return the number of the slot of each call of one chunk; new slots are added.
+
+        Args:
+            layers: the calls, in order.
+            start: the number of the chunk's first sample.
+            samples: samples of the chunk.
+        """
+        uses: Counter[Hashable] = Counter()
+        numbers = []
+        for facts in layers:
+            source = self._source(facts)
+            uses[source] += 1
+            key = (source, uses[source])
+            if key not in self._numbers:
+                self._numbers[key] = len(self.all)
+                self.all.append(self._new(facts))
+            number = self._numbers[key]
+            self.all[number].add(facts, start, samples)
+            numbers.append(number)
+        return numbers
+
+    def _source(self, facts: LayerFacts) -> Hashable:
+        """What the calls of one layer have in common, whichever sample makes them."""
+        layer = facts.layer
+        weight = self._owned.get(id(facts.parameter))
+        if weight is None:
+            weight = f"computed {layer_name(layer, self.subject)}"
+        bias = None if layer.bias is None else self._owned.get(id(layer.bias), "computed")
+        return (layer.way, tuple(layer.weight.shape), layer.weight.stride(), weight, bias)
+
+    def _new(self, facts: LayerFacts) -> Slot:
+        name = layer_name(facts.layer, self.subject)
+        self._names[name] += 1
+        number = self._names[name]
+        owned = id(facts.parameter) in self._owned
+        return Slot(name if number == 1 else f"{name}#{number}", owned, facts)
