@@ -58,6 +58,7 @@ FAMILIES = (
     "lookups",
     "sample_ownership",
     "bias_and_padding",
+    "products",
 )
 
 for family in FAMILIES:
