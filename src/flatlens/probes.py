@@ -196,6 +196,8 @@ class Probe:
     notes: list[str] = field(default_factory=list)
     sketch: Sketch | None = None
     inputs: list[str] = field(default_factory=list)  # arguments that a derivative was taken by
+    # parameters that multiply a tensor without being the weight of a measured layer
+    unmeasured: list[str] = field(default_factory=list)
 
     def merge(self, *others: Probe) -> Probe:
         """Return one probe of all samples, from probes of shares of them, in their order."""
@@ -239,6 +241,7 @@ def merge(*probes: Probe) -> Probe:
         first=None if start.first is None else _joined([p.first for p in probes], n),
         chunk=max(p.chunk for p in probes),
         notes=list(dict.fromkeys(note for p in probes for note in p.notes)),
+        unmeasured=list(dict.fromkeys(name for p in probes for name in p.unmeasured)),
         sketch=_joined_sketch([p.sketch for p in probes], n),
     )
 

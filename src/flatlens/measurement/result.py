@@ -143,12 +143,19 @@ class Measurement:
             if name in self.values and isinstance(metric, Metric)
         }
         arrays |= {name: values for name, values in self.own_samples.items() if len(values)}
-        return {**arrays, "rank": self.probe.input.rank} if self.probe.layers else arrays
+        return {**arrays, "rank": rank} if (rank := self.probe.input.rank).min() >= 0 else arrays
 
     @property
     def coverage(self) -> dict[str, str]:
-        """How each parameter entered the sharpness: layer, rule, slow, frozen or unused."""
-        return {q.name: q.path for q in self.probe.parameters}
+        """How each parameter entered the sharpness: layer, rule, slow, frozen or unused.
+
+        "slow, no layer" marks a parameter with a linear map that is not measured as a layer.
+        """
+        missing = set(self.probe.unmeasured)
+        return {
+            q.name: f"{q.path}, no layer" if q.name in missing else q.path
+            for q in self.probe.parameters
+        }
 
     @property
     def inputs(self) -> list[str]:

@@ -56,6 +56,7 @@ def assemble(table: ColumnTable, weight_norm: str, M: int, chunk: int) -> Probe:
         ],
         first=_first(table, arrays.get(("first",), {})),
         chunk=chunk,
+        unmeasured=list(dict.fromkeys(name for c in table.chunks for name in c.unmeasured)),
     )
 
 

@@ -51,8 +51,9 @@ def choose(subject: Subject, request: Request, solo: Forward, n: int) -> Choice:
     Raises:
         FlatlensError: if one sample alone does not fit ``request.memory``.
     """
-    call = solo.recording.calls[-1]
-    products = head_width(solo.graph, solo.f, call) or solo.f.shape[1]
+    calls = solo.recording.calls
+    width = head_width(solo.graph, solo.f, calls[-1]) if calls else None
+    products = width or solo.f.shape[1]
     exactly, why = _exact_or_sketch(request, products, solo, n)
     if not exactly:
         chunk, kept = _chunk(subject, request, solo.recording, tuning.SKETCH_ROWS, False, n)
@@ -140,4 +141,4 @@ def bytes_per_sample(subject: Subject, recording: Recording, kept: int, alone: b
     others = (p.numel() for _, p in subject.named if p.requires_grad and id(p) not in seen)
     entries += (3 + kept) * sum(others)
     entries += sum((3 + kept) * t.indices.numel() * t.parameter.shape[1] for t in recording.lookups)
-    return entries * torch.finfo(subject.dtype).bits // 8 + kept * kept * 8
+    return max(1, entries) * torch.finfo(subject.dtype).bits // 8 + kept * kept * 8

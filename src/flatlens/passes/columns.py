@@ -6,7 +6,7 @@ A column has a key: (owner, ..., name), such as ("layer", 2, "singular") or ("pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,7 @@ class ChunkColumns:
         columns: per sample, [b] or [b, r].
         sums: over samples.
         first_weight: the weight of the layer that reads the input.
+        unmeasured: parameters with a linear map that is not measured as a layer.
     """
 
     layers: list[LayerFacts]
@@ -80,6 +81,7 @@ class ChunkColumns:
     columns: dict[Key, Tensor]
     sums: dict[str, Tensor] = field(default_factory=dict)
     first_weight: Tensor | None = None
+    unmeasured: tuple[str, ...] = ()
 
 
 class ColumnTable:
@@ -124,7 +126,7 @@ class ColumnTable:
         self._tables[-1][self._filled : self._filled + len(block)] = block
         self._filled += len(block)
         self.n += len(block)
-        self.chunks.append(ChunkColumns(chunk.layers, chunk.paths, {}, {}, chunk.first_weight))
+        self.chunks.append(replace(chunk, columns={}, sums={}))
 
     def _check_same_network(self, chunk: ChunkColumns) -> None:
         """Refuse samples that take other layers, or other weights, than the first samples."""

@@ -35,6 +35,8 @@ def find_head(
     graph: Graph, f: Tensor, calls: Sequence[Call], rows: Float[Tensor, "b k N"] | None
 ) -> Head | None:
     """Return the head of f as [b, N], or of ``rows`` f, if it is narrower than that."""
+    if not calls:
+        return None
     call = calls[-1]
     if head_width(graph, f, call, rows) is None:
         return None

@@ -153,8 +153,6 @@ class _Pass:
         inputs = self.inputs.apply(inputs)
         if self.inputs.note:
             self.notes.append(self.inputs.note)
-        if not solo.recording.calls:
-            raise FlatlensError("the network calls no linear or convolutional layer to measure")
         self.M = sum(t[0].numel() for t in solo.fed)
         self.choice = choose(self.subject, self.request, solo, inputs.n)
         if self.choice.why:
