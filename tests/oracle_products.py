@@ -154,6 +154,10 @@ def patched_products(recorder: Any) -> dict[tuple[Any, str], Callable]:
     patches = {(torch, name): product for name in ("matmul", "mm", "bmm", "mv")}
     patches |= {(Tensor, name): product for name in ("matmul", "mm", "bmm", "mv", "__matmul__")}
     patches |= {(torch, "einsum"): contracted, (torch, "baddbmm"): add(torch.baddbmm)}
+    tensordot = torch.tensordot
+    patches[torch, "tensordot"] = lambda a, b, dims: (
+        product(a, b) if dims == 1 else tensordot(a, b, dims)
+    )
     patches[Tensor, "__rmatmul__"] = lambda b, a: product(a, b)
     return patches
 

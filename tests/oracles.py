@@ -39,6 +39,7 @@ from oracle_products import (
 )
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils import _pytree as pytree
 
 CONVS = {"conv1d": nn.Conv1d, "conv2d": nn.Conv2d, "conv3d": nn.Conv3d}
 TRANSPOSED = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
@@ -118,8 +119,8 @@ class Truth:
         """The metrics that are means over samples, per sample."""
         one = self.input
         values = {
-            "sharpness": sum(p.grad for p in self.parameters),
-            "adaptive_sharpness": sum(p.adaptive for p in self.parameters),
+            "sharpness": np.zeros(self.n) + sum(p.grad for p in self.parameters),
+            "adaptive_sharpness": np.zeros(self.n) + sum(p.adaptive for p in self.parameters),
             "mls": one.singular[:, 0],
             "volume": volume(one.singular, one.rank),
             "log_volume": log_volume(one.singular, one.rank),
@@ -127,7 +128,7 @@ class Truth:
             "normalized_mls": one.x_norm**2 * one.singular[:, 0] ** 2,
             "input_invariant_mls": one.invariant,
         }
-        if self.layers is not None:
+        if self.layers:
             values |= {
                 "sharpness_untied": sum(layer.untied + layer.untied_bias for layer in self.layers),
                 "nmls": sum(layer.singular[:, 0] for layer in self.layers),
@@ -139,7 +140,7 @@ class Truth:
     def metrics(self, weight_norm: str = "operator") -> dict[str, float]:
         """Every metric of the network by its canonical name."""
         values = {name: float(np.mean(per)) for name, per in self.per_sample().items()}
-        if self.layers is not None:
+        if self.layers:
             values["matrix_normalized_sharpness"] = sum(
                 getattr(layer, weight_norm) * float(np.sqrt(np.mean(layer.grad_weight)))
                 for layer in self.layers
@@ -416,7 +417,9 @@ def mapped(change: Callable[[Tensor], Tensor], x: Any) -> Any:
     """`change` of every tensor of a tensor, tuple or dict."""
     if isinstance(x, dict):
         return {key: mapped(change, value) for key, value in x.items()}
-    return tuple(mapped(change, value) for value in x) if isinstance(x, tuple | list) else change(x)
+    if isinstance(x, tuple | list):
+        return type(x)(mapped(change, value) for value in x)
+    return change(x)
 
 
 def tensors(x: Any) -> list[Tensor]:
@@ -430,6 +433,9 @@ def forward(model: nn.Module, x: Any, output: Any) -> Tensor:
     """The selected output; a tuple is spread over the arguments, a dict over the keywords."""
     x = mapped(torch.clone, x)  # a model may change its input in place
     out = model(**x) if isinstance(x, dict) else model(*x) if isinstance(x, tuple) else model(x)
+    if output == "*":
+        leaves = [t for t in pytree.tree_leaves(out) if t is not None]
+        return torch.cat([t.flatten(1) for t in leaves], 1)
     return out if output is None else output(out) if callable(output) else out[output]
 
 

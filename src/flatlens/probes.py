@@ -11,6 +11,7 @@ what stands in its place where a pass did not measure it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
 
@@ -206,6 +207,14 @@ class Probe:
     def with_notes(self, *notes: str) -> Probe:
         """Return the same probe with more notes on how it came to be."""
         return replace(self, notes=[*self.notes, *notes])
+
+
+def why_unmeasured(names: Sequence[str]) -> str | None:
+    """Say which linear maps are missing from a sum over all layers."""
+    if not names:
+        return None
+    verb = "is" if len(names) == 1 else "are"
+    return f"{', '.join(names)} {verb} not measured as a layer"
 
 
 # -- merging -------------------------------------------------------------------------------------

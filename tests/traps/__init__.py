@@ -59,6 +59,9 @@ FAMILIES = (
     "sample_ownership",
     "bias_and_padding",
     "products",
+    "nested",
+    "branches",
+    "no_layers",
 )
 
 for family in FAMILIES:

@@ -7,7 +7,7 @@ from module names: positions, uses of a parameter in the autograd graph and ||A 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -62,14 +62,6 @@ def why_read_beside(p: Probe, layer: LayerProbe) -> str | None:
     if layer.beside.max() > certificate(p):
         return f"the network's input is also read beside {layer.name}"
     return None
-
-
-def why_unmeasured(names: Sequence[str]) -> str | None:
-    """Say which linear maps are missing from a sum over all layers."""
-    if not names:
-        return None
-    verb = "is" if len(names) == 1 else "are"
-    return f"{', '.join(names)} {verb} not measured as a layer"
 
 
 PAPER: tuple[Condition, ...] = (why_not_dense, why_not_leaf, why_bypassed)

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flatlens.inequalities.conditions import Condition, first_reason, why_unmeasured
+from flatlens.inequalities.conditions import Condition, first_reason
 from flatlens.inequalities.network import Network
 from flatlens.metrics import ADAPTIVE, COLUMNS
-from flatlens.probes import LayerProbe
+from flatlens.probes import LayerProbe, why_unmeasured
 
 Verdict = Literal["theorem", "observation", "not applicable"]
 

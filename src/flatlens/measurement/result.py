@@ -149,13 +149,14 @@ class Measurement:
     def coverage(self) -> dict[str, str]:
         """How each parameter entered the sharpness: layer, rule, slow, frozen or unused.
 
-        "slow, no layer" marks a parameter with a linear map that is not measured as a layer.
+        ``unmeasured`` names those whose linear map is missing from NMLS and from sums over layers.
         """
-        missing = set(self.probe.unmeasured)
-        return {
-            q.name: f"{q.path}, no layer" if q.name in missing else q.path
-            for q in self.probe.parameters
-        }
+        return {q.name: q.path for q in self.probe.parameters}
+
+    @property
+    def unmeasured(self) -> list[str]:
+        """The parameters that multiply a tensor without being the weight of a measured layer."""
+        return list(self.probe.unmeasured)
 
     @property
     def inputs(self) -> list[str]:
@@ -196,6 +197,7 @@ class Measurement:
             "inequalities": [asdict(inequality) for inequality in self.bounds],
             "layers": self.rows,
             "coverage": self.coverage,
+            "unmeasured": self.unmeasured,
             "notes": self.probe.notes,
         }
         if self.loss_aware is not None:

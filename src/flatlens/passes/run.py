@@ -32,9 +32,10 @@ from flatlens.passes.input_choice import InputChoice, choose_inputs
 from flatlens.passes.request import Request
 from flatlens.passes.sharpness_only import SharpnessOnly
 from flatlens.passes.sketch import ExactIsCheaperError, SketchStrategy, plain_kernels
-from flatlens.probes import Probe
+from flatlens.probes import Probe, why_unmeasured
 
 Strategy = Exact | SharpnessOnly | SketchStrategy
+NO_SAMPLES = "there are no samples (n = 0); give at least one"
 GROUP = 8  # samples that are run together where each is measured alone
 
 
@@ -56,10 +57,15 @@ def look(model: nn.Module, batches: Iterable[Inputs], request: Request) -> Probe
             f"{', '.join(lazy)} have no values yet; run the model once on a sample before measuring"
         )
     with untouched(model):
-        subject = Subject(model, dtype, request.output, list(model.named_parameters()))
-        pass_ = _Pass(subject, request)
+        named = list(model.named_parameters())
+        pass_: _Pass | None = None
         for batch in batches:
+            if pass_ is None:
+                precision = dtype if named else batch.precision
+                pass_ = _Pass(Subject(model, precision, request.output, named), request)
             pass_.take(batch.floats(dtype) if notes else batch)
+        if pass_ is None:
+            raise FlatlensError(NO_SAMPLES)
         return pass_.finish().with_notes(*notes)
 
 
@@ -92,7 +98,7 @@ class _Pass:
     def take(self, inputs: Inputs) -> None:
         """Measure one batch of inputs."""
         if inputs.n == 0:
-            raise FlatlensError("there are no samples (n = 0); give at least one")
+            raise FlatlensError(NO_SAMPLES)
         if self.inputs is not None:
             inputs = self.inputs.apply(inputs)
         for t in inputs.floating:
@@ -217,11 +223,13 @@ class _Pass:
     def finish(self) -> Probe:
         """Assemble the Probe of all samples."""
         if not self.table.n:
-            raise FlatlensError("there are no samples (n = 0); give at least one")
+            raise FlatlensError(NO_SAMPLES)
         assert self.choice is not None
         self.buffers.leave()
         probe = assemble(self.table, self.request.weight_norm, self.M, self.choice.chunk)
         assert self.inputs is not None
+        if missing := why_unmeasured(probe.unmeasured):
+            self.notes.append(f"{missing}: NMLS and the sums over layers leave it out")
         probe = replace(probe, inputs=self.inputs.names).with_notes(*self.notes)
         if isinstance(self.strategy, SketchStrategy):
             return self.strategy.with_errors(probe)
