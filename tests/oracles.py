@@ -21,14 +21,25 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from string import ascii_uppercase
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from oracle_products import (
+    bilinear,
+    made_of_parameters,
+    patched_products,
+    patched_recurrent,
+    product_format,
+    product_matrices,
+)
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils import _pytree as pytree
 
 CONVS = {"conv1d": nn.Conv1d, "conv2d": nn.Conv2d, "conv3d": nn.Conv3d}
 TRANSPOSED = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
@@ -108,8 +119,8 @@ class Truth:
         """The metrics that are means over samples, per sample."""
         one = self.input
         values = {
-            "sharpness": sum(p.grad for p in self.parameters),
-            "adaptive_sharpness": sum(p.adaptive for p in self.parameters),
+            "sharpness": np.zeros(self.n) + sum(p.grad for p in self.parameters),
+            "adaptive_sharpness": np.zeros(self.n) + sum(p.adaptive for p in self.parameters),
             "mls": one.singular[:, 0],
             "volume": volume(one.singular, one.rank),
             "log_volume": log_volume(one.singular, one.rank),
@@ -117,7 +128,7 @@ class Truth:
             "normalized_mls": one.x_norm**2 * one.singular[:, 0] ** 2,
             "input_invariant_mls": one.invariant,
         }
-        if self.layers is not None:
+        if self.layers:
             values |= {
                 "sharpness_untied": sum(layer.untied + layer.untied_bias for layer in self.layers),
                 "nmls": sum(layer.singular[:, 0] for layer in self.layers),
@@ -129,7 +140,7 @@ class Truth:
     def metrics(self, weight_norm: str = "operator") -> dict[str, float]:
         """Every metric of the network by its canonical name."""
         values = {name: float(np.mean(per)) for name, per in self.per_sample().items()}
-        if self.layers is not None:
+        if self.layers:
             values["matrix_normalized_sharpness"] = sum(
                 getattr(layer, weight_norm) * float(np.sqrt(np.mean(layer.grad_weight)))
                 for layer in self.layers
@@ -254,12 +265,42 @@ class Recorder:
 
         def patched(bias, x, weight):
             if not isinstance(weight, nn.Parameter):
-                return original(bias, x, weight)
+                return original(bias, x, weight) if not made_of_parameters(x) else x @ weight + bias
             if bias.shape != weight.shape[1:]:
                 return self.record("linear", run, x, weight, None, turned=True) + bias
             return self.record("linear", run, x, weight, bias, turned=True)
 
         return patched
+
+    def record_bilinear(self, original, x1, x2, weight, added) -> Tensor:
+        """Two calls with one output: W x1 beside x2, and W x2 beside x1."""
+        dw = torch.zeros_like(weight, requires_grad=True)
+        moved, calls, sides = [], [], (("xi", "kij", "xkj"), ("xj", "kij", "xki"))
+        for x in (x1, x2):
+            if not x.requires_grad:
+                x.requires_grad_()
+            moved.append((get_gradient_edge(x), torch.zeros_like(x, requires_grad=True)))
+        (edge1, dx1), (edge2, dx2) = moved
+        self.inside = True
+        z = original(x1 + dx1, x2 + dx2, weight + dw, None)
+        z = z + (added[False] * x2.unsqueeze(-2)).sum(-1) + (added[True] * x1.unsqueeze(-2)).sum(-1)
+        self.inside = False
+        for swapped, (x, edge, dx) in enumerate([(x1, edge1, dx1), (x2, edge2, dx2)]):
+            e, letters = added[bool(swapped)], sides[swapped]
+            free = ascii_uppercase[: x.dim() - 1]
+            letters = tuple(part.replace("x", free) for part in letters)
+            sizes = (1, e.shape[-1] * e.shape[-2], x.shape[-1])
+            targets = {"A": (edge, x.shape), "B": (dx, x.shape), "weight": (dw, weight.shape)}
+            targets["z"] = (e, e.shape)
+            geometry = {"letters": letters, "view": lambda w: w, "sizes": sizes, "product": True}
+            values = {"x": x.detach().clone(), "weight": weight.detach().clone()}
+            run = partial(apply_product, letters)
+            calls.append(
+                Call(len(self.calls) + swapped, "bilinear", self.modules[-1], run, lambda x: x,
+                     geometry, x, weight, None, targets, values)
+            )  # fmt: skip
+        self.calls += calls
+        return z.clone()
 
     def conv(self, kind, original):
         def patched(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
@@ -320,6 +361,10 @@ class Recorder:
         return patched
 
 
+def apply_product(letters, x, w, _):
+    return torch.einsum(f"{letters[0]},{letters[1]}->{letters[2]}", x, w)
+
+
 @contextmanager
 def recording(model: nn.Module) -> Iterator[Recorder]:
     """Within: every measured call anybody makes is recorded."""
@@ -340,7 +385,12 @@ def recording(model: nn.Module) -> Iterator[Recorder]:
 
         patch(nn.Module, "__call__", named_call)
         patch(F, "linear", recorder.linear(F.linear))
+        for (owner, name), new in patched_products(recorder).items():
+            patch(owner, name, new)
+        for (owner, name), new in patched_recurrent().items():
+            stack.enter_context(mock.patch.object(owner, name, new, create=True))
         patch(torch, "addmm", recorder.addmm(torch.addmm))
+        patch(F, "bilinear", bilinear(recorder, F.bilinear))
         for kind, module in CONVS.items():
             patched = recorder.conv(kind, getattr(F, kind))
             patch(F, kind, patched)
@@ -367,7 +417,9 @@ def mapped(change: Callable[[Tensor], Tensor], x: Any) -> Any:
     """`change` of every tensor of a tensor, tuple or dict."""
     if isinstance(x, dict):
         return {key: mapped(change, value) for key, value in x.items()}
-    return tuple(mapped(change, value) for value in x) if isinstance(x, tuple | list) else change(x)
+    if isinstance(x, tuple | list):
+        return type(x)(mapped(change, value) for value in x)
+    return change(x)
 
 
 def tensors(x: Any) -> list[Tensor]:
@@ -381,6 +433,9 @@ def forward(model: nn.Module, x: Any, output: Any) -> Tensor:
     """The selected output; a tuple is spread over the arguments, a dict over the keywords."""
     x = mapped(torch.clone, x)  # a model may change its input in place
     out = model(**x) if isinstance(x, dict) else model(*x) if isinstance(x, tuple) else model(x)
+    if output == "*":
+        leaves = [t for t in pytree.tree_leaves(out) if t is not None]
+        return torch.cat([t.flatten(1) for t in leaves], 1)
     return out if output is None else output(out) if callable(output) else out[output]
 
 
@@ -396,6 +451,8 @@ def patches(kind: str, x: Tensor, kernel: torch.Size, geometry: dict[str, Any]) 
 
 def sharing_format(call: Call, gz: Tensor) -> tuple[Tensor, Tensor]:
     """u [G, T, d_in], J [N, G, T, d_out] from what entered the call and ∂f/∂z [N, *z.shape]."""
+    if call.geometry.get("product"):
+        return product_format(call, gz)
     x, N = call.values["x"], gz.shape[0]
     if call.kind == "linear":
         width = call.weight.shape[0 if call.geometry.get("turned") else -1]
@@ -419,6 +476,8 @@ def sharing_format(call: Call, gz: Tensor) -> tuple[Tensor, Tensor]:
 
 def kernel_matrices(call: Call) -> Tensor:
     """The weight as one matrix per group, [G, rows, columns]."""
+    if call.geometry.get("product"):
+        return product_matrices(call)
     groups = call.geometry.get("groups", 1)
     w = torch.atleast_2d(call.values["weight"])
     w = w.mT if call.geometry.get("turned") else w

@@ -343,6 +343,8 @@ def weighted_nmls(p: Probe) -> float:
     >>> round(fl.weighted_nmls(fl.probe(net, torch.full((1, 1), 2.0).double())), 9)
     6.0
     """
+    if not p.layers:
+        return float("nan")
     return float(sum(harmonic_norm(q) * where_used(q, q.singular[:, 0]).mean() for q in p.layers))
 
 
@@ -358,6 +360,8 @@ def matrix_normalized_sharpness(p: Probe) -> float:
     >>> round(fl.matrix_normalized_sharpness(fl.probe(net, torch.full((1, 1), 2.0).double())), 9)
     6.0
     """
+    if not p.layers:
+        return float("nan")
     return float(
         sum(root_mean_weighted(norm_per_sample(q), where_used(q, q.grad_weight)) for q in p.layers)
     )
@@ -396,5 +400,7 @@ def _exp(logs: Float[Array, " n"]) -> Float[Array, " n"]:
 
 
 def _over_layers(p: Probe, column: Callable[[LayerProbe], Array]) -> Float[Array, " n"]:
-    """Sum a column over the layers that each sample uses."""
+    """Sum a column over the layers that each sample uses; NaN where no layer is measured."""
+    if not p.layers:
+        return np.full(p.n, np.nan)
     return np.sum([where_used(q, column(q)) for q in p.layers], axis=0) + np.zeros(p.n)

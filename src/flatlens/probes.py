@@ -11,6 +11,7 @@ what stands in its place where a pass did not measure it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
 
@@ -219,6 +220,8 @@ class Probe:
     notes: list[str] = field(default_factory=list)
     sketch: Sketch | None = None
     inputs: list[str] = field(default_factory=list)  # arguments that a derivative was taken by
+    # parameters that multiply a tensor without being the weight of a measured layer
+    unmeasured: list[str] = field(default_factory=list)
 
     def merge(self, *others: Probe) -> Probe:
         """Return one probe of all samples, from probes of shares of them, in their order."""
@@ -227,6 +230,14 @@ class Probe:
     def with_notes(self, *notes: str) -> Probe:
         """Return the same probe with more notes on how it came to be."""
         return replace(self, notes=[*self.notes, *notes])
+
+
+def why_unmeasured(names: Sequence[str]) -> str | None:
+    """Say which linear maps are missing from a sum over all layers."""
+    if not names:
+        return None
+    verb = "is" if len(names) == 1 else "are"
+    return f"{', '.join(names)} {verb} not measured as a layer"
 
 
 # -- merging -------------------------------------------------------------------------------------
@@ -262,6 +273,7 @@ def merge(*probes: Probe) -> Probe:
         first=_joined_first(probes, names, n),
         chunk=max(p.chunk for p in probes),
         notes=list(dict.fromkeys(note for p in probes for note in p.notes)),
+        unmeasured=list(dict.fromkeys(name for p in probes for name in p.unmeasured)),
         sketch=_joined_sketch(probes, names, n),
     )
 

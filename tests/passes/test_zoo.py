@@ -9,6 +9,7 @@ import pytest
 import torch
 from oracles import Truth, local_dimension, log_volume, oracle
 from torch import nn
+from torch.utils import _pytree as pytree
 from traps import UNEVEN, ZOO
 
 import flatlens as fl
@@ -75,7 +76,7 @@ def volume_tolerance(spectra: list) -> float:
 
 def gradient_scale(name: str) -> float:
     """The largest squared gradient of the network: nothing is zero except against this."""
-    sizes = [p.grad.max() for p in truth(name).parameters]
+    sizes = [0.0, *(p.grad.max() for p in truth(name).parameters)]
     sizes += [layer.untied.max() for layer in truth(name).layers or []]
     return ZERO * max(sizes)
 
@@ -494,9 +495,7 @@ def snapshot(case) -> dict:
         seen[path, "p"] = (id(p), p.requires_grad, id(p.grad), p._version, p._backward_hooks)
         seen[path, "g"] = None if p.grad is None else p.grad.numpy().tobytes()
     seen["state"] = {key: value.numpy().tobytes() for key, value in model.state_dict().items()}
-    seen["x"] = [
-        t.numpy().tobytes() for t in (case.x.values() if isinstance(case.x, dict) else case.x)
-    ]
+    seen["x"] = [t.numpy().tobytes() for t in pytree.tree_leaves(case.x)]
     seen["modes"] = (
         torch.is_grad_enabled(),
         torch.get_default_dtype(),

@@ -58,6 +58,10 @@ FAMILIES = (
     "lookups",
     "sample_ownership",
     "bias_and_padding",
+    "products",
+    "nested",
+    "branches",
+    "no_layers",
 )
 
 for family in FAMILIES:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,7 @@ class Case:
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Any:
         """`change` of every tensor of x."""
-        if isinstance(self.x, dict):
-            return {key: change(value) for key, value in self.x.items()}
-        return (
-            tuple(change(value) for value in self.x)
-            if isinstance(self.x, tuple)
-            else change(self.x)
-        )
+        return pytree.tree_map(change, self.x)
 
     def sample(self, i: int) -> Any:
         """Sample i as a batch of one."""
@@ -42,6 +37,8 @@ class Case:
         out = model(**x) if isinstance(x, dict) else model(*x) if isinstance(x, tuple) else model(x)
         if self.output is None:
             return out
+        if self.output == "*":
+            return torch.cat([t.flatten(1) for t in pytree.tree_leaves(out)], 1)
         return self.output(out) if callable(self.output) else out[self.output]
 
     def float32(self) -> "Case":

@@ -57,3 +57,64 @@ def recurrent_linear_with_learned_start():
         run, start=parameter(3), read=nn.Linear(2, 3), turn=nn.Linear(3, 3), out=nn.Linear(3, 2)
     )
     return made(net, 3, 3, 2)
+
+
+def read_last(s, x):
+    return s.out(s.rnn(x)[0][:, -1])
+
+
+@case
+def gru_of_three_layers_without_biases():
+    rnn = nn.GRU(2, 3, num_layers=3, bias=False, batch_first=True)
+    return made(Net(read_last, rnn=rnn, out=nn.Linear(3, 2)), 3, 3, 2)
+
+
+@case
+def lstm_with_a_projection_both_ways():
+    rnn = nn.LSTM(2, 4, num_layers=2, proj_size=3, bidirectional=True, batch_first=True)
+    return made(Net(read_last, rnn=rnn, out=nn.Linear(6, 2)), 3, 3, 2)
+
+
+@case
+def lstm_whose_states_are_the_output():
+    def run(s, x):
+        _, (h, c) = s.rnn(x)
+        return torch.cat([h[-1], c[0]], 1)
+
+    return made(Net(run, rnn=nn.LSTM(2, 2, num_layers=2, batch_first=True)), 3, 3, 2)
+
+
+@case
+def rnn_with_relu_and_a_start_computed_from_the_input():
+    def run(s, x):
+        start = s.start(x[:, 0]).reshape(len(x), 2, 3).transpose(0, 1).contiguous()
+        return s.rnn(x, start)[0].mean(1)
+
+    rnn = nn.RNN(2, 3, nonlinearity="relu", bidirectional=True, batch_first=True)
+    return made(Net(run, rnn=rnn, start=nn.Linear(2, 6)), 3, 3, 2)
+
+
+@case
+def lstm_and_gru_cells_in_a_loop():
+    def run(s, x):
+        state, h = None, None
+        for t in range(x.shape[1]):
+            state = s.one(x[:, t], state)
+            h = s.two(state[0], h)
+        return h
+
+    return made(Net(run, one=nn.LSTMCell(2, 3), two=nn.GRUCell(3, 2)), 3, 3, 2)
+
+
+@case
+def lstm_on_a_single_step():
+    rnn = nn.LSTM(2, 3, batch_first=True)
+    return made(Net(read_last, rnn=rnn, out=nn.Linear(3, 2)), 3, 1, 2)
+
+
+@case
+def gru_called_twice():
+    def run(s, x):
+        return s.rnn(s.rnn(x)[0])[0].mean(1)
+
+    return made(Net(run, rnn=nn.GRU(2, 2, batch_first=True)), 3, 2, 2)

@@ -16,14 +16,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-LEVEL = 0.95  # Coverage of every interval.
+from flatlens.algebra.student import LEVEL, t_quantile
+
 DRAWS = 2_000  # Number of bootstrap samples.
 FEWEST_POINTS = 3  # A correlation needs this many points.
 ROUNDING = 1e-12  # A correlation this near to 1 counts as 1.
@@ -45,21 +46,6 @@ class Interval:
 
 
 NOTHING = Interval(math.nan, math.nan, math.nan, 0, math.nan)
-
-
-@cache
-def t_quantile(freedom: int | float) -> float:
-    """Return the number that |t| of Student's distribution stays below in 95 % of cases.
-
-    With t = sqrt(v) tan(a) the density of a is proportional to cos(a)^(v - 1).
-
-    >>> [round(t_quantile(v), 3) for v in (1, 4, 30)]
-    [12.706, 2.776, 2.042]
-    """
-    angle = np.linspace(0, np.pi / 2, 20_001)
-    density = np.cos(angle) ** (max(freedom, 1) - 1)
-    below = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])
-    return math.sqrt(freedom) * math.tan(np.interp(LEVEL * below[-1], below, angle))
 
 
 def strata(

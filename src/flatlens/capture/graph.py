@@ -65,6 +65,10 @@ class Graph:
             for reader in self.readers.get((node, index), [])
         )
 
+    def readers_of(self, node: Node) -> list[Node]:
+        """The nodes that read any result of a node."""
+        return [r for (n, _), readers in self.readers.items() if n is node for r in readers]
+
     def read_once(self, edge: GradientEdge) -> bool:
         """Whether exactly one node reads the tensor that ``edge`` stands for."""
         return len(self.readers.get((edge.node, edge.output_nr), [])) == 1

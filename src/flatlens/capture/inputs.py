@@ -1,4 +1,8 @@
-"""Inputs of any shape: a tensor, a tuple or dict of tensors, or an iterable of batches."""
+"""Inputs of any shape: a tensor, a tuple or dict of arguments, or an iterable of batches.
+
+An argument is a tensor or nested: tuples, lists and dicts of tensors. Each tensor inside has a key
+of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from flatlens.capture.layout import close
 from flatlens.errors import FlatlensError, first_line
@@ -21,6 +26,8 @@ RANDOM = (
 )
 
 
+NESTED = (tuple, list, dict)  # arguments that are taken apart
+
 MASK_ENDINGS = ("attention_mask", "attn_mask", "padding_mask")  # arguments of attention
 
 LOWEST = 1e38  # masks of transformers hold the lowest number of float32 for minus infinity
@@ -28,6 +35,9 @@ LOWEST = 1e38  # masks of transformers hold the lowest number of float32 for min
 
 class Inputs:
     """The arguments of a model for some samples: positional (tuple) or by name (dict).
+
+    The key of an argument is its place or its name. The key of a tensor inside a nested argument is
+    the pair of that and of its path, such as (0, "['image'][1]").
 
     Which arguments a derivative is taken by (``differentiated``) is decided by their type and
     values. Floating-point tensors are differentiated, whatever their name, except masks: tensors
@@ -48,8 +58,14 @@ class Inputs:
         if isinstance(value, Tensor):
             value = (value,)
         self.named = isinstance(value, Mapping)
-        self.keys = list(value) if self.named else list(range(len(value)))
-        self.values = list(value.values()) if self.named else list(value)
+        self._arguments = list(value) if self.named else list(range(len(value)))
+        self._trees: list[Any] = []
+        self.keys: list[Any] = []
+        self.values: list[Any] = []
+        for key, argument in zip(
+            self._arguments, value.values() if self.named else value, strict=True
+        ):
+            self._add(key, argument)
         tensors = [v for v in self.values if isinstance(v, Tensor)]
         if not tensors:
             raise FlatlensError("the input holds no tensor; give x as tensors with samples first")
@@ -65,6 +81,20 @@ class Inputs:
             differentiated = self._by_values()
         self.differentiated, self.watched = list(differentiated), list(watched)
 
+    def _add(self, key: Any, argument: Any) -> None:
+        """Take an argument apart, if it is nested."""
+        if not isinstance(argument, NESTED):
+            self._trees.append(None)
+            self.keys.append(key)
+            self.values.append(argument)
+            return
+        pairs, tree = pytree.tree_flatten_with_path(
+            argument, is_leaf=lambda t: not isinstance(t, NESTED)
+        )
+        self._trees.append(tree)
+        self.keys += [(key, pytree.keystr(path)) for path, _ in pairs]
+        self.values += [leaf for _, leaf in pairs]
+
     def _by_values(self) -> list[Any]:
         """The keys of floating-point tensors that are no masks."""
         pairs = [
@@ -74,14 +104,24 @@ class Inputs:
         ]
         if len(self.tensors) == 1:
             return [k for k, _ in pairs]
-        return [k for k, v in pairs if not _is_mask(str(k), v)]
+        return [k for k, v in pairs if not _is_mask(_last_word(k), v)]
 
     def choosing(self, differentiated: Sequence[Any], watched: Sequence[Any] = ()) -> Inputs:
         """The same arguments, differentiated by others."""
         return Inputs(self._packed(self.values), differentiated, watched)
 
-    def _packed(self, values: list[Any]) -> Any:
-        return dict(zip(self.keys, values, strict=True)) if self.named else tuple(values)
+    def _packed(self, values: Sequence[Any]) -> Any:
+        """Put values in the place of these, and nest them as these are nested."""
+        arguments, rest = [], iter(values)
+        for tree in self._trees:
+            if tree is None:
+                arguments.append(next(rest))
+            else:
+                leaves = [next(rest) for _ in range(tree.num_leaves)]
+                arguments.append(pytree.tree_unflatten(leaves, tree))
+        return (
+            dict(zip(self._arguments, arguments, strict=True)) if self.named else tuple(arguments)
+        )
 
     def take(self, samples: slice) -> Inputs:
         """The samples of a slice."""
@@ -99,9 +139,10 @@ class Inputs:
 
     def call(self, model: Callable[..., Any]) -> Any:
         """``model`` on these arguments."""
+        arguments = self._packed(self.values)
         if self.named:
-            return model(**{str(k): v for k, v in zip(self.keys, self.values, strict=True)})
-        return model(*self.values)
+            return model(**{str(k): v for k, v in arguments.items()})
+        return model(*arguments)
 
     def floats(self, dtype: torch.dtype) -> Inputs:
         """The same arguments with floating-point tensors in ``dtype``."""
@@ -117,6 +158,12 @@ class Inputs:
         ]
 
     @property
+    def precision(self) -> torch.dtype:
+        """The precision of a network without parameters: float64 where all inputs have it."""
+        dtypes = {t.dtype for t in self.tensors if t.is_floating_point()}
+        return torch.float64 if dtypes == {torch.float64} else torch.float32
+
+    @property
     def floating(self) -> list[Tensor]:
         """The tensors that a derivative is taken by."""
         return [t for _, t in self.at(self.differentiated, True)]
@@ -128,6 +175,11 @@ class Inputs:
         return self.at(keys, False)
 
 
+def _last_word(key: Any) -> str:
+    """The name of an argument, or the last key on the path to a nested tensor."""
+    return key[1].rstrip("]'\"") if isinstance(key, tuple) else str(key)
+
+
 def _is_mask(name: str, t: Tensor) -> bool:
     """Whether a tensor beside others is a mask, by which no derivative is taken."""
     infinite = t.abs() >= LOWEST
@@ -137,6 +189,8 @@ def _is_mask(name: str, t: Tensor) -> bool:
         return False
     return bool((t == -torch.inf).any()) or bool(((t == t.min()) | (t == t.max())).all())
 
+
+ALL_OUTPUTS = "*"
 
 ONE_BATCH = (Tensor, tuple, Mapping)  # anything else is an iterable of batches
 
@@ -161,25 +215,53 @@ def batches(x: Any) -> Iterator[tuple[Inputs, Any]]:
 
 
 def select_output(result: Any, output: Any) -> Tensor:
-    """The tensor that is f(x): ``output`` is a key, an index, an attribute or a function."""
+    """The tensor that is f(x).
+
+    Args:
+        result: what the model returned.
+        output: a key, an index, an attribute, a function, a tuple of keys and indices that leads
+            into a nested result, or "*" for all floating-point tensors of a nested result.
+    """
     if callable(output):
         result = output(result)
+    elif isinstance(output, str) and output == ALL_OUTPUTS and not isinstance(result, Tensor):
+        result = _together(result)
+    elif isinstance(output, tuple) and not isinstance(result, Tensor):
+        for key in output:
+            result = _part(result, key)
     elif output is not None:
-        try:
-            named = isinstance(output, str) and not isinstance(result, Mapping)
-            result = getattr(result, output) if named else result[output]
-        except (KeyError, IndexError, AttributeError, TypeError):
-            raise FlatlensError(
-                f"the model's result has no output {output!r}; it has {_choices(result)}"
-            ) from None
+        result = _part(result, output)
     if not isinstance(result, Tensor):
         raise FlatlensError(
             f"the model returns a {type(result).__name__}, not a tensor: "
-            f"say which part to measure with output=, one of {_choices(result)}"
+            f"say which part to measure with output=, one of {_choices(result)}, or '*' for all"
         )
     if result.is_complex():
         raise FlatlensError("the output is complex; select a real part with output=")
     return result
+
+
+def _part(result: Any, key: Any) -> Any:
+    """One part of a result, by its key, index or attribute."""
+    try:
+        named = isinstance(key, str) and not isinstance(result, Mapping)
+        return getattr(result, key) if named else result[key]
+    except (KeyError, IndexError, AttributeError, TypeError):
+        raise FlatlensError(
+            f"the model's result has no output {key!r}; it has {_choices(result)}"
+        ) from None
+
+
+def _together(result: Any) -> Tensor:
+    """All floating-point tensors of a nested result side by side, [samples, all outputs]."""
+    leaves = pytree.tree_leaves(result)
+    tensors = [t for t in leaves if isinstance(t, Tensor) and t.is_floating_point() and t.dim()]
+    if not tensors or len({len(t) for t in tensors}) != 1:
+        raise FlatlensError(
+            "output='*' needs floating-point tensors with samples first, and all with as many "
+            f"samples; the model returns {_choices(result)}"
+        )
+    return torch.cat([t.reshape(len(t), -1) for t in tensors], 1)
 
 
 def _choices(result: Any) -> str:

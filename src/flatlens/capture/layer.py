@@ -68,12 +68,11 @@ class Layer(Protocol):
         """Whether there is a bias and it is added at each position."""
 
     @property
-    def last_sample_dim(self) -> int:
-        """The last dimension of the input that may hold samples."""
-
-    @property
     def unrolled_entries(self) -> int:
         """Entries of the patches of one call beyond those of its input, for memory estimates."""
+
+    def can_hold_samples(self, dim: int) -> bool:
+        """Whether a dimension of the input may hold samples (features and pixels may not)."""
 
     def as_matrix(self, weight: Tensor) -> Float[Tensor, "g o i"]:
         """Bring a tensor shaped like the weight into the weight-sharing format."""

@@ -14,17 +14,19 @@ uses exist than were seen, the parameter takes the slow path.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from flatlens.capture.graph import Graph, viewed_leaf
 from flatlens.capture.layer import Layer
 from flatlens.errors import FlatlensError
+
+WEIGHT_NODES = 64  # steps in which a weight may be computed from parameters
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,36 @@ class KnownParameters:
         """Whether a value is a parameter that needs a gradient."""
         return isinstance(value, Tensor) and id(value) in self.names and value.requires_grad
 
+    def is_parameter(self, t: Tensor) -> bool:
+        """Whether a tensor is a parameter, trainable or not."""
+        return id(t) in self.names
+
+    def make_weight(self, t: Tensor, data: Container[Node | None] = ()) -> bool:
+        """Whether ``t`` is a parameter, a view of one, or computed from parameters alone.
+
+        Only ``WEIGHT_NODES`` nodes are looked at: a weight is computed in a few steps, and this is
+        asked of every operand of every product.
+
+        Args:
+            t: a tensor.
+            data: nodes of results that depend on the samples.
+        """
+        if id(t) in self.names or id(t._base) in self.names:
+            return True
+        if t.grad_fn is None:
+            return not t.requires_grad and t.untyped_storage().data_ptr() in self.storages
+        queue, seen = [t.grad_fn], {t.grad_fn}
+        while queue:
+            node = queue.pop()
+            if node in data or len(seen) > WEIGHT_NODES:
+                return False
+            if hasattr(node, "variable") and id(node.variable) not in self.names:
+                return False
+            new = {child for child, _ in node.next_functions if child is not None} - seen
+            seen |= new
+            queue.extend(new)
+        return True
+
     def alone_make(self, t: Tensor) -> bool:
         """Whether ``t`` is computed from parameters alone, or is a view of a frozen one."""
         if t.requires_grad:
@@ -108,6 +140,7 @@ class Recording:
         lookups: rows of tables that samples took.
         events: shapes of the results that a parameter met in a broadcast; trial runs compare them.
         embedded: embeddings of integer inputs, with the edge where their derivative arrives.
+        data: nodes of the results of layers, which depend on the samples.
         scratch: what a kind of layer remembers between two of its functions, by kind.
     """
 
@@ -122,6 +155,7 @@ class Recording:
         self.lookups: list[Lookup] = []
         self.events: list[torch.Size] = []
         self.embedded: list[tuple[Tensor, GradientEdge]] = []
+        self.data: set[Node | None] = set()
         self.scratch: dict[str, dict[int, Any]] = {}
 
     # -- layers ----------------------------------------------------------------------------------
@@ -148,6 +182,7 @@ class Recording:
                 f"the model computes in {str(z.dtype).removeprefix('torch.')} inside its forward "
                 "(autocast?); switch that off, so that it is measured in its own precision"
             )
+        self.data.add(z.grad_fn)
         clone = self.plan.clone is None or len(self.calls) in self.plan.clone
         given = z.clone() if clone else z
         leaf = viewed_leaf(layer.weight)

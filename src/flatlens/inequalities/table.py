@@ -283,7 +283,8 @@ def why_no_eq37(net: Network) -> str | None:
         return reason
     if layer.kind == "linear":
         return f"the input of {layer.name} is too wide"
-    return f"{layer.name} is a convolution: its columns are no input entries"
+    what = "a convolution" if "conv" in layer.kind else f"a {layer.kind} layer of another shape"
+    return f"{layer.name} is {what}: its columns are no input entries"
 
 
 def lhs_eq37(net: Network) -> float:

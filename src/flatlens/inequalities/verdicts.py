@@ -16,7 +16,7 @@ import numpy as np
 from flatlens.inequalities.conditions import Condition, first_reason
 from flatlens.inequalities.network import Network
 from flatlens.metrics import ADAPTIVE, COLUMNS
-from flatlens.probes import LayerProbe
+from flatlens.probes import LayerProbe, why_unmeasured
 
 Verdict = Literal["theorem", "observation", "not applicable"]
 
@@ -89,6 +89,12 @@ class Row:
     scale: Callable[[Network], float] = lambda network: 0.0  # size of the terms of a difference
     needs: frozenset[str] = COLUMNS - {ADAPTIVE}  # columns of the probe that the sides read
 
+    @property
+    def sums_over_layers(self) -> bool:
+        """Whether a side is a sum over all layers, so that each of them must be measured."""
+        about_first = bool(self.first) or self.about_first
+        return self.needs_layers and not about_first and self.layers is all_layers
+
 
 def judge(row: Row, network: Network) -> Inequality:
     """Compute both sides of one row, compare them and decide the verdict.
@@ -111,7 +117,8 @@ def judge(row: Row, network: Network) -> Inequality:
 
 def _why_it_does_not_apply(row: Row, network: Network) -> str | None:
     if row.needs_layers and not network.p.layers:
-        return NO_LAYER
+        missing = why_unmeasured(network.p.unmeasured)
+        return NO_LAYER if missing is None else f"{NO_LAYER}: {missing}"
     if reason := row.not_applicable(network):
         return reason
     return NO_FIRST_LAYER if (row.first or row.about_first) and network.first is None else None
@@ -155,6 +162,13 @@ def _verdict(row: Row, network: Network) -> tuple[Verdict, str]:
 
 
 def _broken_condition(row: Row, network: Network) -> str | None:
+    """Return what breaks the proof; a row over all layers also names the layers that it misses."""
+    missing = why_unmeasured(network.p.unmeasured) if row.sums_over_layers else None
+    reasons = [reason for reason in (_broken_proof(row, network), missing) if reason]
+    return "; ".join(reasons) or None
+
+
+def _broken_proof(row: Row, network: Network) -> str | None:
     if row.first and network.first is not None:
         if network.first.without:
             return (

@@ -144,12 +144,20 @@ class Measurement:
             if name in self.values and isinstance(metric, Metric)
         }
         arrays |= {name: values for name, values in self.own_samples.items() if len(values)}
-        return {**arrays, "rank": self.probe.input.rank} if self.probe.layers else arrays
+        return {**arrays, "rank": rank} if (rank := self.probe.input.rank).min() >= 0 else arrays
 
     @property
     def coverage(self) -> dict[str, str]:
-        """How each parameter entered the sharpness: layer, rule, slow, frozen or unused."""
+        """How each parameter entered the sharpness: layer, rule, slow, frozen or unused.
+
+        ``unmeasured`` names those whose linear map is missing from NMLS and from sums over layers.
+        """
         return {q.name: q.path for q in self.probe.parameters}
+
+    @property
+    def unmeasured(self) -> list[str]:
+        """The parameters that multiply a tensor without being the weight of a measured layer."""
+        return list(self.probe.unmeasured)
 
     @property
     def inputs(self) -> list[str]:
@@ -190,6 +198,7 @@ class Measurement:
             "inequalities": [asdict(inequality) for inequality in self.bounds],
             "layers": self.rows,
             "coverage": self.coverage,
+            "unmeasured": self.unmeasured,
             "notes": self.probe.notes,
         }
         if self.loss_aware is not None:

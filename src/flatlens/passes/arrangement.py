@@ -100,7 +100,7 @@ def arrange(
 def call_layout(one: Call, two: Call) -> Layout | None:
     """The layout of a call's input; features and pixels cannot hold the samples."""
     layout = find_layout(one.x, two.x)
-    usable = layout is not None and layout.dim <= one.layer.last_sample_dim
+    usable = layout is not None and one.layer.can_hold_samples(layout.dim)
     return layout if usable else None
 
 

@@ -55,6 +55,7 @@ def assemble(table: ColumnTable, weight_norm: str, M: int, chunk: int) -> Probe:
         ],
         first=_first(table, arrays.get(("first",), {})),
         chunk=chunk,
+        unmeasured=list(table.unmeasured),
     )
 
 

@@ -143,4 +143,4 @@ def bytes_per_sample(subject: Subject, recording: Recording, kept: int, alone: b
     others = (p.numel() for _, p in subject.named if p.requires_grad and id(p) not in seen)
     entries += (3 + kept) * sum(others)
     entries += sum((3 + kept) * t.indices.numel() * t.parameter.shape[1] for t in recording.lookups)
-    return entries * torch.finfo(subject.dtype).bits // 8 + kept * kept * 8
+    return max(1, entries) * torch.finfo(subject.dtype).bits // 8 + kept * kept * 8

@@ -41,6 +41,7 @@ class ChunkColumns:
         columns: per sample, [b] or [b, r].
         sums: over samples.
         first_weight: the weight of the layer that reads the input.
+        unmeasured: parameters with a linear map that is not measured as a layer.
     """
 
     layers: list[LayerFacts]
@@ -48,6 +49,7 @@ class ChunkColumns:
     columns: dict[Key, Tensor]
     sums: dict[str, Tensor] = field(default_factory=dict)
     first_weight: Tensor | None = None
+    unmeasured: tuple[str, ...] = ()
 
 
 class ColumnTable:
@@ -61,6 +63,7 @@ class ColumnTable:
         slots: the layers that samples used.
         paths: the path of each parameter.
         first: the layer that reads the input.
+        unmeasured: parameters with a linear map that is not measured as a layer, as keys.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -69,6 +72,7 @@ class ColumnTable:
         self.slots = Slots(subject)
         self.paths: dict[str, str] = {}
         self.first = FirstLayer()
+        self.unmeasured: dict[str, None] = {}
         self._segments: dict[Shapes, Segment] = {}
         self._left = 0  # samples of the batch that are still to come
 
@@ -99,6 +103,7 @@ class ColumnTable:
         elif len(self._segments) == 1:
             segment.room = self._left
         segment.add(self.n, list(columns.values()))
+        self.unmeasured |= dict.fromkeys(chunk.unmeasured)
         self.n += samples
         self._left -= samples
         return numbers

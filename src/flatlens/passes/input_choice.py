@@ -67,7 +67,7 @@ def choose_inputs(
     """
     names = argument_names(model, inputs)
     if asked is not None:
-        keys = [_key(name, names) for name in asked]
+        keys = [key for name in asked for key in _keys(name, names)]
         return _as_asked(inputs.choosing(keys), keys, names, run)
     solo = run(inputs)
     edges = zip(inputs.at(inputs.differentiated, True), solo.edges, strict=False)
@@ -135,22 +135,36 @@ def _left_out(inputs: Inputs, names: dict[Any, str]) -> str:
 def argument_names(model: nn.Module, inputs: Inputs) -> dict[Any, str]:
     """The name of each argument: its key, or the parameter of ``forward`` at its place."""
     if inputs.named:
-        return {key: str(key) for key in inputs.keys}
+        return {key: _spelt(key, str) for key in inputs.keys}
     try:
         parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):
         parameters = ()  # type: ignore[assignment]
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     known = [p.name for p in parameters if p.kind in kinds]
-    return {key: known[key] if key < len(known) else str(key) for key in inputs.keys}
+
+    def name(place: Any) -> str:
+        return known[place] if place < len(known) else str(place)
+
+    return {key: _spelt(key, name) for key in inputs.keys}
 
 
-def _key(name: str | int, names: dict[Any, str]) -> Any:
-    """The key of the argument with this name, or at this place."""
+def _spelt(key: Any, name: Callable[[Any], str]) -> str:
+    """The name of an argument, and the path to the tensor where it is nested."""
+    return name(key[0]) + key[1] if isinstance(key, tuple) else name(key)
+
+
+def _keys(name: str | int, names: dict[Any, str]) -> list[Any]:
+    """The keys of the argument with this name, or at this place; all tensors of a nested one."""
     if name in names:
-        return name
+        return [name]
     keys = [key for key, known in names.items() if known == name]
-    if keys:
-        return keys[0]
+    inside = [
+        key
+        for key, known in names.items()
+        if isinstance(key, tuple) and (key[0] == name or known == f"{name}{key[1]}")
+    ]
+    if keys or inside:
+        return keys or inside
     known = ", ".join(names.values())
     raise FlatlensError(f"inputs= names {name!r}, but the inputs are {known}")

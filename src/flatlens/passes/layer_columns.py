@@ -68,6 +68,7 @@ def all_columns(setup: Setup, rows: Rows, asked: Asked) -> ChunkColumns:
         columns=columns,
         sums=weights.sums,
         first_weight=None if first is None else setup.positions[first].W,
+        unmeasured=setup.unmeasured,
     )
 
 

@@ -18,7 +18,7 @@ Gradients = Sequence[Tensor | None]
 
 def gradients(scalar: Tensor, edges: Sequence[GradientEdge], retain: bool) -> Gradients:
     """Return the derivatives of a scalar at each edge, none of them sparse."""
-    if not edges:
+    if not edges:  # a network without parameters
         return []
     try:
         grads = torch.autograd.grad(scalar, edges, retain_graph=retain, allow_unused=True)

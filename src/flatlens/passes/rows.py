@@ -20,6 +20,7 @@ from flatlens.passes.independence import Layouts
 from flatlens.passes.plan import ChunkPlan, plan_chunk, reaching_calls
 from flatlens.passes.positions import Positions
 from flatlens.passes.products import Products, gradients
+from flatlens.passes.unmeasured import unmeasured
 
 Rows = dict[int, Tensor]  # edge number -> [b, outputs, entries]
 Share = tuple[Tensor, Tensor]  # ||df/dp||_F^2 and sum p^2 (df/dp)^2, per sample
@@ -71,6 +72,12 @@ class Setup:
     def batch(self) -> int:
         """Number of samples."""
         return len(self.forward.f)
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """The parameters with a linear map that is not measured as a layer."""
+        slow = list(self.plan.parameters.slow)
+        return unmeasured(self.forward.graph, self.plan.calls, self.named, slow)
 
     def rows_of(self, call: int) -> int:
         """How many rows of df/dz a call gets: a head has all of them."""

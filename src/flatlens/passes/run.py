@@ -38,9 +38,10 @@ from flatlens.passes.precision import (
 from flatlens.passes.request import Request
 from flatlens.passes.sharpness_only import SharpnessOnly
 from flatlens.passes.sketch import ExactIsCheaperError, SketchStrategy, plain_kernels
-from flatlens.probes import Probe
+from flatlens.probes import Probe, why_unmeasured
 
 Strategy = Exact | SharpnessOnly | SketchStrategy
+NO_SAMPLES = "there are no samples (n = 0); give at least one"
 GROUP = 8  # samples that are run together where each is measured alone
 
 
@@ -83,10 +84,12 @@ def _look(
 ) -> Probe:
     """Measure a network in one precision; ``notes`` say that it is a copy."""
     with untouched(model):
-        subject = Subject(model, dtype, request.output, list(model.named_parameters()))
-        pass_ = _Pass(subject, request)
-        if first_batch is not None:
-            pass_.take(first_batch.floats(dtype) if notes else first_batch)
+        named = list(model.named_parameters())
+        if first_batch is None:
+            raise FlatlensError(NO_SAMPLES)
+        precision = dtype if named else first_batch.precision
+        pass_ = _Pass(Subject(model, precision, request.output, named), request)
+        pass_.take(first_batch.floats(dtype) if notes else first_batch)
         for batch in batches:
             try:
                 pass_.take(batch.floats(dtype) if notes else batch)
@@ -107,8 +110,6 @@ class _Pass:
         table: the numbers so far.
         group: samples that are run together, to see that they are independent, where each one is
             measured alone.
-        sees_a_call: whether some sample calls a layer that can be measured.
-        sees_a_layer: whether the output of some sample depends on such a layer.
         notes: what the user should know.
     """
 
@@ -122,13 +123,12 @@ class _Pass:
         self.buffers = Buffers()
         self.M = 0
         self.group = 1
-        self.sees_a_call = self.sees_a_layer = False
         self.notes: list[str] = []
 
     def take(self, inputs: Inputs) -> None:
         """Measure one batch of inputs."""
         if inputs.n == 0:
-            raise FlatlensError("there are no samples (n = 0); give at least one")
+            raise FlatlensError(NO_SAMPLES)
         if self.inputs is not None:
             inputs = self.inputs.apply(inputs)
         for t in inputs.floating:
@@ -240,12 +240,7 @@ class _Pass:
         if self.table.n == 0 and arrangement.alone is not None:
             again = partial(self.subject.outputs_alone, inputs)
             check_alone(forward.f, arrangement.alone, again)
-        calls = forward.recording.calls
-        self.sees_a_call = self.sees_a_call or bool(calls)
-        self.sees_a_layer = self.sees_a_layer or any(
-            call.out.node in forward.graph.nodes for call in calls
-        )
-        single = (None,) * len(calls)
+        single = (None,) * len(forward.recording.calls)
         layouts = arrangement.layouts if inputs.n > 1 else single
         chunk = self.strategy.measure(inputs, forward, layouts)
         if self.subject.dtype == torch.float32:
@@ -273,17 +268,13 @@ class _Pass:
     def finish(self) -> Probe:
         """Assemble the Probe of all samples."""
         if not self.table.n:
-            raise FlatlensError("there are no samples (n = 0); give at least one")
-        if not self.sees_a_call:
-            raise FlatlensError("the network calls no linear or convolutional layer to measure")
-        if not self.sees_a_layer:
-            raise FlatlensError(
-                "no linear or convolutional layer reaches the output: none to measure"
-            )
+            raise FlatlensError(NO_SAMPLES)
         assert self.choice is not None
         self.buffers.leave()
         probe = assemble(self.table, self.request.weight_norm, self.M, self.choice.chunk)
         assert self.inputs is not None
+        if missing := why_unmeasured(probe.unmeasured):
+            self.notes.append(f"{missing}: NMLS and the sums over layers leave it out")
         probe = replace(probe, inputs=self.inputs.names).with_notes(*self.notes)
         if isinstance(self.strategy, SketchStrategy):
             return self.strategy.with_errors(probe)

@@ -77,7 +77,8 @@ class SharpnessOnly:
         columns: dict[Key, Tensor] = {("output",): setup.f.detach()}
         for name, _ in setup.named:
             columns["parameter", name, "grad"] = grads.get(name, nothing)
-        return ChunkColumns([], setup.plan.parameters.paths, columns)
+        paths = setup.plan.parameters.paths
+        return ChunkColumns([], paths, columns, unmeasured=setup.unmeasured)
 
 
 def _gradient_norms(setup: Setup, rows_at_once: int) -> dict[str, Tensor]:

@@ -1,4 +1,8 @@
-"""Standard errors of a sketch, from the spread over its random directions."""
+"""Standard errors of a sketch, from the spread over its random directions.
+
+An estimate +- t(m - 1) times its error covers the exact value in 93 to 97 % of cases, from two
+directions on (``algebra/student.py``).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flatlens.algebra.student import log_scale_error
+from flatlens.metrics import matrix_normalized_sharpness
 from flatlens.passes.columns import by_slot, over_directions
 from flatlens.passes.segments import Key
 from flatlens.per_sample import norm_per_sample, used_by
@@ -77,9 +83,10 @@ def network_errors(p: Probe, replicates: Sequence[Replicates], spread: float) ->
         "input_invariant_mls": [("input", "invariant")],
     }
     errors = {
-        name: _error(dict.fromkeys(keys, 1.0), replicates, p.n) for name, keys in sums.items()
+        name: _mean_error(dict.fromkeys(keys, 1.0), replicates, p.n) for name, keys in sums.items()
     }
-    errors["matrix_normalized_sharpness"] = _normalized_error(p, replicates)
+    plain, value = _normalized_error(p, replicates), matrix_normalized_sharpness(p)
+    errors["matrix_normalized_sharpness"] = log_scale_error(value, plain, _fewest(replicates))
     errors["local_dimension"] = spread**0.5 / p.n
     return errors
 
@@ -93,7 +100,7 @@ def layer_errors(p: Probe, replicates: Sequence[Replicates]) -> list[dict[str, f
     }
     return [
         {
-            name: _error({("layer", i, column): 1.0 for column in summed}, replicates, users)
+            name: _mean_error({("layer", i, column): 1.0 for column in summed}, replicates, users)
             for name, summed in columns.items()
         }
         for i, users in enumerate(int(used_by(q).sum()) for q in p.layers)
@@ -118,8 +125,20 @@ def _normalized_error(p: Probe, replicates: Sequence[Replicates]) -> float:
     return variance**0.5 / p.n
 
 
+def _mean_error(weights: Mapping[Key, float], replicates: Sequence[Replicates], n: int) -> float:
+    """The standard error of sum_k weight_k mean_i column_k, which is a mean of squares."""
+    totals = [total for r in replicates if (total := r.total(weights)) is not None]
+    value = sum(float(total.mean()) for total in totals) / n
+    return log_scale_error(value, _error(weights, replicates, n), _fewest(replicates))
+
+
+def _fewest(replicates: Sequence[Replicates]) -> int:
+    """The number of directions of a chunk, at least."""
+    return min(r.count for r in replicates)
+
+
 def _error(weights: Mapping[Key, float], replicates: Sequence[Replicates], n: int) -> float:
-    """The standard error of sum_k weight_k mean_i column_k."""
+    """The plain standard error of sum_k weight_k mean_i column_k."""
     variance = 0.0
     for chunk in replicates:
         total = chunk.total(weights)

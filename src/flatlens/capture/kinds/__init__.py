@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flatlens.capture.kinds import broadcast, convolution, embedding, linear, normalisation
+from flatlens.capture.kinds import (
+    bilinear,
+    broadcast,
+    convolution,
+    embedding,
+    linear,
+    normalisation,
+    product_calls,
+    recurrent,
+)
 
 Handler = Callable[..., Any]
 
@@ -19,5 +28,8 @@ HANDLERS: dict[Any, Handler] = {
     **convolution.HANDLERS,
     **embedding.HANDLERS,
     **normalisation.HANDLERS,
+    **product_calls.HANDLERS,
+    **bilinear.HANDLERS,
+    **recurrent.HANDLERS,
 }
 BY_NAME: dict[str, Handler] = broadcast.BY_NAME

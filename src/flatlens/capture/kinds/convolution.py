@@ -59,9 +59,8 @@ class Convolution:
     def bias_per_position(self) -> bool:
         return self.bias is not None
 
-    @property
-    def last_sample_dim(self) -> int:
-        return 0
+    def can_hold_samples(self, dim: int) -> bool:
+        return dim == 0
 
     @property
     def unrolled_entries(self) -> int:
@@ -206,9 +205,8 @@ class TransposedConvolution:
     def bias_per_position(self) -> bool:
         return False  # it is added after the overlapping sum
 
-    @property
-    def last_sample_dim(self) -> int:
-        return 0
+    def can_hold_samples(self, dim: int) -> bool:
+        return dim == 0
 
     @property
     def unrolled_entries(self) -> int:

@@ -49,9 +49,8 @@ class Linear:
     def bias_per_position(self) -> bool:
         return self.bias is not None
 
-    @property
-    def last_sample_dim(self) -> int:
-        return len(self.in_shape) - 2
+    def can_hold_samples(self, dim: int) -> bool:
+        return dim < len(self.in_shape) - 1
 
     @property
     def unrolled_entries(self) -> int:
@@ -105,16 +104,16 @@ def block_diagonal_norms(
 
 
 def _linear(recording: Recording, func: Any, args: Any, kwargs: Any) -> Tensor:
-    return _call_linear(recording, *args, **kwargs)
+    return call_linear(recording, *args, **kwargs)
 
 
-def _call_linear(
+def call_linear(
     recording: Recording, input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
     if weight.dim() != 2 or input.numel() == 0:  # a dot product, or nothing at all
         return F.linear(input, weight, bias)
     if bias is not None and bias.shape != weight.shape[:1]:  # it is broadcast
-        without_bias = _call_linear(recording, input, weight)
+        without_bias = call_linear(recording, input, weight)
         return broadcast(recording, torch.add, (without_bias, bias), {})
     alias, total = recording.alias(input)
     z = F.linear(alias, weight, bias)
@@ -122,11 +121,8 @@ def _call_linear(
     return recording.add_call(layer, input, alias, total, z)
 
 
-def _addmm(recording: Recording, func: Any, args: Any, kwargs: Any) -> Tensor:
+def addmm(recording: Recording, bias: Tensor, input: Tensor, weight: Tensor) -> Tensor:
     """A linear layer that stores its weight as [d_in, d_out] (the Conv1D of Transformers)."""
-    if kwargs or not recording.parameters.trainable(args[2]):
-        return func(*args, **kwargs)
-    bias, input, weight = args
     alias, total = recording.alias(input)
     own = bias if bias.shape == weight.shape[1:] else None  # else it is broadcast
     z = alias @ weight if own is None else torch.addmm(own, alias, weight)
@@ -135,4 +131,4 @@ def _addmm(recording: Recording, func: Any, args: Any, kwargs: Any) -> Tensor:
     return given if own is not None else broadcast(recording, torch.add, (given, bias), {})
 
 
-HANDLERS = {F.linear: _linear, torch.addmm: _addmm, Tensor.addmm: _addmm}
+HANDLERS = {F.linear: _linear}
