@@ -35,6 +35,7 @@ from flatlens.data.memory import refuse_beyond_memory
 from flatlens.errors import FlatlensError
 from flatlens.files.reading import shown
 from flatlens.training import timm_models
+from flatlens.training.plain_networks import check_plain
 
 LONGEST = 300  # characters of the message of an exception in a user's factory
 DEEPEST = 10_000  # layers or blocks; building more takes minutes
@@ -306,8 +307,8 @@ def build(name: str, **options: Any) -> nn.Module:
         options: keyword arguments of the constructor, of `timm.create_model` or of the factory.
 
     Raises:
-        FlatlensError: if the name is unknown, the options do not fit, or the network is larger
-            than the memory of this machine.
+        FlatlensError: if the name is unknown, the options do not fit, the network is larger than
+            the memory of this machine, or its weights have no values yet.
         Exception: whatever a user's factory raises. It gets an attribute `told`: one sentence for
             a person.
 
@@ -333,6 +334,7 @@ def build(name: str, **options: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
         raise FlatlensError(f"Model {name!r} made a {kind}, but a torch.nn.Module is needed.")
+    check_plain(model, name)
     return model
 
 
