@@ -13,6 +13,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 import flatlens
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.errors import FlatlensError
 from flatlens.figures import zoo as figure3
 from flatlens.report.claims_section import claims_section, judge_source
@@ -30,6 +31,8 @@ from flatlens.reproduction.json_files import write_text
 from flatlens.zoo.table import precise_models
 
 
+@no_type_check
+@typed_arguments
 def report(
     runs: Path | str,
     out: Path | str = "report.html",

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import flatlens as fl
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.measurement import Measurement
 from flatlens.training.placement import place
 from flatlens.training.samples import load_data
@@ -13,6 +14,8 @@ from flatlens.training.stored_network import stored_network
 from flatlens.training.surroundings import torch_settings
 
 
+@no_type_check
+@typed_arguments
 def measure_run(
     folder: Path | str, *, models: Collection[str] = (), trust: bool = False
 ) -> Measurement:

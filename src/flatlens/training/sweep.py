@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.errors import FlatlensError
 from flatlens.files.replacing import replacing
 from flatlens.runs import RunBusyError, is_finished, read_runs
@@ -35,6 +36,8 @@ class SweepError(FlatlensError):
     """Some runs of a sweep failed; the others are done."""
 
 
+@no_type_check
+@typed_arguments
 def sweep(
     base: Config | Mapping[str, Any],
     grid: Grid | Sequence[Grid],

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.errors import FlatlensError
 from flatlens.runs import Run
 from flatlens.training.config import Config
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+@no_type_check
+@typed_arguments
 def train(config: Config, folder: Path | str, *, progress: bool | None = None) -> pd.DataFrame:
     """Train a network in a run folder, or resume where the folder stopped.
 
