@@ -99,8 +99,8 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is None or hint is types.NoneType:
         return value is None
     if hint in (int, float):
-        kind = numbers.Integral if hint is int else numbers.Real
-        number = isinstance(value, kind) and not isinstance(value, bool | np.bool_)
+        abstract: Any = numbers.Integral if hint is int else numbers.Real
+        number = isinstance(value, abstract) and not isinstance(value, bool | np.bool_)
         # a number of 400 digits overflows in any computation, and NaN spreads through it
         limit = LARGEST if hint is int or isinstance(value, int) else math.inf
         return number and bool(abs(value) <= limit)
@@ -159,7 +159,7 @@ def check_integer(
         raise FlatlensError(f"{name}={short_repr(value)} is not an integer; give a whole number")
     if least is not None and value < least:
         raise FlatlensError(f"{name}={short_repr(value)} is too small; give {least} or more")
-    if not -LARGEST <= value <= LARGEST:
+    if abs(int(value)) > LARGEST:
         raise FlatlensError(f"{name} is an integer beyond 64 bits; give a smaller number")
 
 
