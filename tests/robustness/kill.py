@@ -107,9 +107,9 @@ def commands(place: Path, address: str, checksums: list[str]) -> dict[str, Comma
         "train": Command([*cli, "train", "--out", "out/run", *TINY], records, share=30),
         "sweep (local)": Command(sweep, records, everyone, 20),
         "sweep (Dask)": Command([*sweep, "--engine", "dask"], records, everyone, 10),
-        "zoo": Command(zoo, records, everyone, 10),
+        "zoo": Command(zoo, records, everyone, 6),
         "reproduce": Command(
-            [*reproduce, "--quiet"], (*records, "out/claims.json", "out/*.gz"), everyone, 8
+            [*reproduce, "--quiet"], (*records, "out/claims.json", "out/*.gz"), everyone, 6
         ),
         "data fetch": Command(
             ["-c", FETCH, address, *checksums], ("cache/flatlens/kill/**/*.bin",), share=10
