@@ -12,6 +12,7 @@ the outcome of every case, and --minutes to stop early.
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import functools
 import json
@@ -24,6 +25,8 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -31,27 +34,42 @@ from pathlib import Path
 
 import psutil
 
-SOURCE = Path(__file__).parents[2] / "src"
+HERE = Path(__file__).parent
+SOURCE = HERE.parents[1] / "src"
 MARK = "FLATLENS_KILL_CASE"  # environment variable that every process of a case inherits
 PATIENCE = 120  # seconds for a process to end after its signal, on a machine that is busy
 ORPHANS = 20  # seconds for the workers to follow their driver
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
-RUN = "import sys; from flatlens.cli import main; sys.exit(main(sys.argv[1:]))"
 TINY = [
     *("--model-options.widths", "[64,8,10]", "--train-size", "100", "--evaluate", "50"),
     *("--steps", "200", "--measure", "every:10", "--samples", "5", "--checkpoint-every", "20"),
     *("--quantities", "sharpness", "nmls", "--quiet"),
 ]
-# A data set of one archive on a server of this machine, in place of the published ones.
-FETCH = """
-import sys
-from flatlens.cli import main
-from flatlens.data.published import PUBLISHED, Published
-base, archive, *files = sys.argv[1:6]
-PUBLISHED["kill"] = Published("numbers", dict([f.split("=") for f in files]), base,
-                              {"kill.tar.gz": archive})
-sys.exit(main(["data", "fetch", "kill"]))
-"""
+
+
+def fetch(words: list[str]) -> int:
+    """Run ``flatlens data fetch`` on a data set of one archive on a server of this machine."""
+    from flatlens.cli import _run
+    from flatlens.cli.guard import guarded
+
+    def command(_: object) -> object:
+        from flatlens.data.published import PUBLISHED, Published
+
+        base, archive, *files = words
+        checksums = dict(file.split("=") for file in files)
+        PUBLISHED["kill"] = Published("numbers", checksums, base, {"kill.tar.gz": archive})
+        return _run(["data", "fetch", "kill"])
+
+    return guarded(command, [])
+
+
+def call(words: list[str]) -> int:
+    """Run a command in this process."""
+    if words[0] == "fetch":
+        return fetch(words[1:])
+    from flatlens.cli import main
+
+    return main(words)
 
 
 @dataclass(frozen=True)
@@ -59,7 +77,7 @@ class Command:
     """A command that can be killed and started again.
 
     Args:
-        words: the words after ``python``, in the folder of the case.
+        words: the words after ``flatlens``, in the folder of the case.
         results: patterns of the files that must be the same after a kill.
         targets: who can be killed.
         share: number of kills out of 100.
@@ -93,18 +111,17 @@ class Outcome:
 
 def commands(place: Path, address: str, checksums: list[str]) -> dict[str, Command]:
     """Return the commands, with what they need prepared below `place`."""
-    cli = ["-c", RUN]
-    sweep = [*cli, "sweep", "--out", "out", "--lr", "0.05", "0.1", "--workers", "2", *TINY]
+    sweep = ["sweep", "--out", "out", "--lr", "0.05", "0.1", "--workers", "2", *TINY]
     everyone = ("driver", "worker", "group")
     records = ("out/**/records.jsonl",)
     zoo = [
-        *(*cli, "zoo", "--models", "test_vit", "test_resnet", "--random", "--images"),
+        *("zoo", "--models", "test_vit", "test_resnet", "--random", "--images"),
         *(str(place / "images"), "--n", "2", "--directions", "2", "--perturbations", "0"),
         *("--out", "out", "--workers", "1", "--max-se", "1000", "--quiet"),
     ]
-    reproduce = [*cli, "reproduce", "h8", "--scale", "smoke", "--out", "out", "--workers", "1"]
+    reproduce = ["reproduce", "h8", "--scale", "smoke", "--out", "out", "--workers", "1"]
     table = {
-        "train": Command([*cli, "train", "--out", "out/run", *TINY], records, share=30),
+        "train": Command(["train", "--out", "out/run", *TINY], records, share=30),
         "sweep (local)": Command(sweep, records, everyone, 20),
         "sweep (Dask)": Command([*sweep, "--engine", "dask"], records, everyone, 10),
         "zoo": Command(zoo, records, everyone, 6),
@@ -112,10 +129,10 @@ def commands(place: Path, address: str, checksums: list[str]) -> dict[str, Comma
             [*reproduce, "--quiet"], (*records, "out/claims.json", "out/*.gz"), everyone, 6
         ),
         "data fetch": Command(
-            ["-c", FETCH, address, *checksums], ("cache/flatlens/kill/**/*.bin",), share=10
+            ["fetch", address, *checksums], ("cache/flatlens/kill/**/*.bin",), share=10
         ),
         "report": Command(
-            [*cli, "report", str(place / "runs"), "-o", "report.html", "--quiet"],
+            ["report", str(place / "runs"), "-o", "report.html", "--quiet"],
             ("report.html",),
             share=12,
         ),
@@ -124,7 +141,7 @@ def commands(place: Path, address: str, checksums: list[str]) -> dict[str, Comma
 
     if "compare" in app:
         runs = [str(run) for run in sorted((place / "runs").iterdir())[:2]]
-        table["compare"] = Command([*cli, "compare", *runs], (), share=5)
+        table["compare"] = Command(["compare", *runs], (), share=5)
     return table
 
 
@@ -140,13 +157,80 @@ def environment(folder: Path, case: str) -> dict[str, str]:
     return {**os.environ, **own}
 
 
-def start(command: Command, folder: Path, case: str) -> subprocess.Popen[bytes]:
-    """Start a command in a process group of its own; its output goes into files."""
-    with (folder / "stdout").open("wb") as out, (folder / "stderr").open("ab") as err:
-        return subprocess.Popen(
-            [sys.executable, *command.words], cwd=folder, env=environment(folder, case),
-            stdout=out, stderr=err, start_new_session=True,
-        )  # fmt: skip
+def start(command: Command, folder: Path, case: str, cold: bool) -> Process:
+    """Start a command in a process group of its own; its output goes into files.
+
+    Args:
+        command: what to start.
+        folder: its current folder.
+        case: a name that all its processes carry.
+        cold: start a new interpreter, so that its imports can be killed too. Otherwise the process
+            is a fork of this one, which has imported everything.
+    """
+    if cold:
+        code = f"import sys; sys.path.append({str(HERE)!r}); import kill; sys.exit(kill.call(sys.argv[1:]))"
+        with (folder / "stdout").open("wb") as out, (folder / "stderr").open("ab") as err:
+            return subprocess.Popen(
+                [sys.executable, "-c", code, *command.words], cwd=folder,
+                env=environment(folder, case), stdout=out, stderr=err, start_new_session=True,
+            )  # fmt: skip
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return Forked(pid)
+    code = 70
+    try:
+        prepare_fork(folder, case)
+        code = call(command.words)
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    except KeyboardInterrupt:
+        code = 130
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def prepare_fork(folder: Path, case: str) -> None:
+    """Make a forked process what a new one would be."""
+    os.setsid()
+    os.chdir(folder)
+    os.environ.update(environment(folder, case))
+    tempfile.tempdir = None
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    out = os.open("stdout", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    err = os.open("stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    warnings.simplefilter("ignore")
+
+
+class Forked:
+    """A forked process with the methods of `subprocess.Popen` that are used here."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if pid else None
+        return self.code
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = time.monotonic() + (timeout or 1e9)
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+            time.sleep(0.01)
+        return self.code or 0
+
+
+Process = subprocess.Popen[bytes] | Forked
 
 
 def members(case: str) -> list[psutil.Process]:
@@ -170,7 +254,7 @@ def workers(driver: int) -> list[psutil.Process]:
     return []
 
 
-def strike(process: subprocess.Popen[bytes], target: str, name: str, draw: random.Random) -> str:
+def strike(process: Process, target: str, name: str, draw: random.Random) -> str:
     """Send the signal, and return who got it: a worker may not be there yet, or no longer."""
     number = getattr(signal, name)
     with contextlib.suppress(ProcessLookupError, psutil.Error):
@@ -199,7 +283,7 @@ def leftovers(folder: Path) -> list[str]:
     return [str(path.relative_to(folder)) for path in ours]
 
 
-def end_of(process: subprocess.Popen[bytes]) -> int | None:
+def end_of(process: Process) -> int | None:
     """Wait for a process and return its exit code, or None if it hangs; then it is killed."""
     try:
         return process.wait(PATIENCE)
@@ -221,12 +305,14 @@ def orphans_of(case: str) -> int:
     return len(living)
 
 
-def undisturbed(name: str, command: Command, place: Path) -> tuple[dict[str, bytes], float]:
+def undisturbed(
+    name: str, command: Command, place: Path, cold: bool
+) -> tuple[dict[str, bytes], float]:
     """Run a command without a kill; return its files and its duration."""
-    folder = place / f"undisturbed {name}"
+    folder = place / f"undisturbed {name} {cold}"
     folder.mkdir()
     before = time.monotonic()
-    code = end_of(start(command, folder, f"{os.getpid()}-{name}"))
+    code = end_of(start(command, folder, f"{os.getpid()}-{name}", cold))
     duration = time.monotonic() - before
     files = results(folder, command)
     if code != 0 or (command.results and not files):
@@ -241,18 +327,20 @@ def kill_once(
     moment: float,
     draw: random.Random,
     place: Path,
-) -> Outcome:
-    """Kill a command once, start it again, and compare."""
+    cold: bool,
+) -> Outcome | None:
+    """Kill a command once, start it again, and compare; None if it ended before the kill."""
     case = f"{os.getpid()}-{time.monotonic_ns()}"
     folder = Path(tempfile.mkdtemp(dir=place))
     sent = draw.choice(SIGNALS)
-    process = start(command, folder, case)
+    process = start(command, folder, case, cold)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(moment)
+        return None
     target = strike(process, draw.choice(command.targets), sent, draw)
     code = end_of(process)
     orphans = orphans_of(case)
-    again = end_of(start(command, folder, case))
+    again = end_of(start(command, folder, case, cold=False))
     orphans += orphans_of(case)
     same = again == 0 and results(folder, command) == expected
     left = leftovers(folder)
@@ -329,6 +417,17 @@ def prepare(place: Path) -> list[str]:
     return [f"sha256:{archive}", *checksums]
 
 
+def import_everything() -> None:
+    """Import what the commands import, so that a fork starts at once."""
+    with contextlib.suppress(ImportError):
+        from flatlens.training import timm_models
+
+        timm_models.timm()
+        import distributed  # noqa: F401
+        import loky  # noqa: F401
+        import plotly.offline  # noqa: F401
+
+
 def table(outcomes: list[Outcome]) -> str:
     """Return the outcomes as a Markdown table, one row per command and target."""
     lines = [
@@ -363,6 +462,7 @@ def main() -> int:
     )
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cold", type=float, default=0.2, help="share of new interpreters")
     parser.add_argument("--minutes", type=float, default=1e9)
     parser.add_argument("--only", nargs="*", help="names of commands")
     parser.add_argument("--log", type=Path, help="file that gets one JSON line per case")
@@ -375,19 +475,23 @@ def main() -> int:
     outcomes: list[Outcome] = []
     note: Callable[[str], None] = functools.partial(print, flush=True)
     checksums = prepare(place)
+    import_everything()
     with served(place / "served") as address:
         all_commands = commands(place, address, checksums)
         chosen = {n: c for n, c in all_commands.items() if not given.only or n in given.only}
-        expected: dict[str, tuple[dict[str, bytes], float]] = {}
-        for name in plan(chosen, given.kills, draw):
-            if time.monotonic() > deadline:
-                note("The time is up.")
-                break
-            if name not in expected:
-                expected[name] = undisturbed(name, chosen[name], place)
-                note(f"{name}: {expected[name][1]:.1f} s undisturbed")
-            files, duration = expected[name]
-            outcome = kill_once(name, chosen[name], files, draw.uniform(0.1, duration), draw, place)
+        expected: dict[tuple[str, bool], tuple[dict[str, bytes], float]] = {}
+        queue = plan(chosen, given.kills, draw)
+        while queue and time.monotonic() < deadline:
+            name, cold = queue[-1], draw.random() < given.cold
+            if (name, cold) not in expected:
+                expected[name, cold] = undisturbed(name, chosen[name], place, cold)
+                note(f"{name}: {expected[name, cold][1]:.1f} s undisturbed, cold {cold}")
+            files, duration = expected[name, cold]
+            moment = draw.uniform(0.02, duration)
+            outcome = kill_once(name, chosen[name], files, moment, draw, place, cold)
+            if outcome is None:  # it ended before the kill
+                continue
+            queue.pop()
             outcomes.append(outcome)
             note(f"{len(outcomes)} {'good' if outcome.good else 'BAD'} {asdict(outcome)}")
             if given.log:
