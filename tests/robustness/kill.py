@@ -168,7 +168,8 @@ def start(command: Command, folder: Path, case: str, cold: bool) -> Process:
             is a fork of this one, which has imported everything.
     """
     if cold:
-        code = f"import sys; sys.path.append({str(HERE)!r}); import kill; sys.exit(kill.call(sys.argv[1:]))"
+        path = f"import sys; sys.path.append({str(HERE)!r})"
+        code = f"{path}; import kill; sys.exit(kill.call(sys.argv[1:]))"
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("ab") as err:
             return subprocess.Popen(
                 [sys.executable, "-c", code, *command.words], cwd=folder,

@@ -382,9 +382,14 @@ def _refuse_too_large(
     name: str, factory: Callable[..., nn.Module], options: dict[str, Any]
 ) -> None:
     """Count the parameters of one of our networks without memory for them."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        model = factory(**options)
-    count = sum(p.numel() for p in model.parameters())
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            model = factory(**options)
+        count = sum(p.numel() for p in model.parameters())
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        count = 2**63 - 1  # more than torch can count
     # weights, their gradients, and one more copy of a checkpoint or an optimiser, in float32
     refuse_beyond_memory(12 * count, f"The model {name} with these options")
 

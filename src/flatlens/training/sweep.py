@@ -80,7 +80,6 @@ def sweep(
     """
     configs = {config.name: config for config in cells(base, grid)}
     folder = Path(out).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
     todo = {name: c for name, c in configs.items() if not is_finished(folder / name)}
     failed: dict[str, str] = {}
     busy: list[str] = []
@@ -91,6 +90,7 @@ def sweep(
                 engine, tasks=len(todo), threads=threads, workers=workers, address=address,
                 resources=resources,
             ) as opened:  # fmt: skip
+                folder.mkdir(parents=True, exist_ok=True)
                 for name, outcome in _outcomes(todo, opened, folder, retries, code):
                     if outcome.status == "busy":
                         busy.append(name)
