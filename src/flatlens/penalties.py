@@ -32,6 +32,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.capture.inputs import Inputs, outputs
 from flatlens.capture.no_trace import original
 from flatlens.curvature.formulas import RightFormulas
@@ -48,6 +49,8 @@ __all__ = [
 Scalar = Float[Tensor, ""]
 
 
+@no_type_check
+@typed_arguments
 def sharpness_penalty(
     model: nn.Module, x: Any, generator: torch.Generator | None = None, *, output: Any = None
 ) -> Scalar:
@@ -91,6 +94,8 @@ def sharpness_penalty(
     return penalty if differentiable else penalty.detach()
 
 
+@no_type_check
+@typed_arguments
 def sensitivity_penalty(
     model: nn.Module, x: Any, generator: torch.Generator | None = None, *, output: Any = None
 ) -> Scalar:

@@ -58,7 +58,7 @@ def test_a_file_larger_than_the_limit_is_refused(tmp_path):
         ({}, "'count' is missing"),
         ({"count": "3"}, "'count' is '3', but it must be a whole number"),
         ({"count": True}, "whole number"),
-        ({"count": -1}, "from 0 to"),
+        ({"count": -1}, "a finite number of at least 0"),
         ([], "instead of an object"),
     ],
 )

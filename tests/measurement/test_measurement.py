@@ -191,7 +191,7 @@ DAMAGES = {
         lambda c: json.dumps({**c, "quantities": {"mls": "much"}}),
         "damaged measurement",
     ),
-    "deep": (lambda c: "[" * 100_000, "is not JSON"),
+    "deep": (lambda c: "[" * 100_000, "nested too deeply"),
 }
 
 

@@ -12,7 +12,8 @@ from flatlens.figures.figure3 import ESTIMATORS, figure3, require_models
 from flatlens.reproduction.claims import verdicts
 from flatlens.reproduction.figure3_claims import figure3_claims
 from flatlens.reproduction.figure3_recipe import figure3_recipe
-from flatlens.zoo.trained import measure_trained, trained_network
+from flatlens.training.stored_network import stored_network
+from flatlens.zoo.trained import measure_trained
 
 FAMILIES = ("vit", "vit_relpos", "deit", "cait", "xcit", "mobilevit")
 RECIPES = ("learning_rate", "weight_decay", "sam", "augmentation")
@@ -123,9 +124,8 @@ def test_the_command_at_smoke_scale_and_redrawn_from_its_records(tmp_path, capsy
         assert (again / "fig3" / name).read_bytes() == (folder / name).read_bytes()
 
     run = next((folder / "runs").glob("vit_tiny*"))
-    config, network = trained_network(run)
+    config, _ = stored_network(run)
     assert config.model == "timm:vit_tiny_patch16_224"
-    assert not network.training
     measured = folder / "measured" / run.name
     before = (measured / "records.jsonl").read_bytes()
     measure_trained(run, measured, 2, paper=True)  # done: nothing is measured again
@@ -134,4 +134,4 @@ def test_the_command_at_smoke_scale_and_redrawn_from_its_records(tmp_path, capsy
 
 def test_a_folder_that_is_no_training_is_refused(tmp_path):
     with pytest.raises(FlatlensError, match=r"has no checkpoint\.safetensors"):
-        trained_network(tmp_path)
+        stored_network(tmp_path)

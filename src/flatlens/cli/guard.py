@@ -143,6 +143,8 @@ def refuse(reason: str, code: int = BAD_INPUT) -> int:
     # a path that is not valid UTF-8 is shown with escapes
     text = reason.encode(errors="backslashreplace").decode()
     sentence = " ".join(text.split()).rstrip(".")
+    if len(sentence) > 2 * LONGEST:  # a name of thousands of letters
+        sentence = f"{sentence[:LONGEST]} ... {sentence[-LONGEST:]}"
     stop = "" if sentence.endswith("?") else "."
     try:
         print(f"flatlens: {sentence}{stop}", file=sys.stderr, flush=True)

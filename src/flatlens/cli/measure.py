@@ -158,36 +158,12 @@ def _network(model: str, checkpoint: Path | None, key: str | None) -> nn.Module:
 
     import_factory(model, Path.cwd())
     network = build(model)
-    _check_plain(network, model)
     if key is not None and checkpoint is None:
         raise FlatlensError("--key is a place inside a checkpoint; give --checkpoint too.")
     if checkpoint is not None:
         options: dict[str, Any] = {} if key is None else {"key": key}
         load_weights(network, checkpoint, **options)
     return network
-
-
-def _check_plain(network: nn.Module, model: str) -> None:
-    """Refuse networks whose weights have no values or whose layers cannot be seen."""
-    import torch
-    from torch.nn.parameter import is_lazy
-
-    tensors = [*network.named_parameters(), *network.named_buffers()]
-    if lazy := [name for name, t in tensors if is_lazy(t)]:
-        raise FlatlensError(
-            f"The parameter {lazy[0]} of {model} is lazy and has no shape yet; run a sample "
-            "through the network in the factory."
-        )
-    if meta := [name for name, t in tensors if t.is_meta]:
-        raise FlatlensError(
-            f"The parameter {meta[0]} of {model} is on the device meta and has no values; create "
-            "the network on the CPU."
-        )
-    if isinstance(network, torch.jit.ScriptModule):
-        raise FlatlensError(
-            f"The model {model} is a TorchScript module, whose layers cannot be seen; return the "
-            "Python module that it was made from."
-        )
 
 
 def _samples(

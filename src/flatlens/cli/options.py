@@ -11,8 +11,9 @@ from cyclopts.validators import Number
 
 from flatlens.training.options import options, whole_number
 
-Positive = Annotated[int, Parameter(converter=whole_number, validator=Number(gte=1))]
-Natural = Annotated[int, Parameter(converter=whole_number, validator=Number(gte=0))]
+LARGEST = 2**63 - 1  # what torch counts to
+Positive = Annotated[int, Parameter(converter=whole_number, validator=Number(gte=1, lte=LARGEST))]
+Natural = Annotated[int, Parameter(converter=whole_number, validator=Number(gte=0, lte=LARGEST))]
 
 
 def _finite(_: Any, value: float | None) -> None:

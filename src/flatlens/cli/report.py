@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -61,7 +60,10 @@ def report(
     check_output_file(out, begins_with(MARK), "a report")
     if measure:
         _prepare_models(runs, words_of(model), trust)
-    path = report(runs, out, measure=measure, measurements=measurements or (), max_se=max_se)
+    path = report(
+        runs, out, measure=measure, models=words_of(model), trust=trust,
+        measurements=measurements or (), max_se=max_se,
+    )  # fmt: skip
     if not quiet:
         print(path)
 
@@ -79,8 +81,11 @@ def _prepare_models(runs: Path, named: list[str], trust: bool) -> None:
 
 def _model(file: Path) -> str | None:
     """Read the model that a run's config names; a damaged config is refused later."""
+    from flatlens.errors import FlatlensError
+    from flatlens.runs.run_config import read_config
+
     try:
-        model = json.loads(file.read_text(encoding="utf-8"))["config"]["model"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        model = read_config(file).get("model")
+    except FlatlensError:
         return None
     return model if isinstance(model, str) else None

@@ -124,6 +124,8 @@ def _settings(
     base, grids = ({}, [{}]) if file is None else read_sweep(file)
     for name, value in options.items():
         axis = isinstance(value, list) and name not in LISTS
+        if axis and not value:
+            raise FlatlensError(f"Give a value after --{name.replace('_', '-')}.")
         if axis and len(value) > 1:
             grids = [{**grid, name: value} for grid in grids]
         else:

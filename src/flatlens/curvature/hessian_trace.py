@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from flatlens.algebra.traces import LIMIT, Estimate, trace
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.capture.inputs import as_list, batches
 from flatlens.curvature.hessians import surface
 from flatlens.errors import FlatlensError
@@ -19,6 +20,8 @@ from flatlens.passes.run import look
 from flatlens.probes import Probe
 
 
+@no_type_check
+@typed_arguments
 def hessian_trace(
     model: nn.Module,
     x: Any,
@@ -58,6 +61,8 @@ def hessian_trace(
     return estimate
 
 
+@no_type_check
+@typed_arguments
 def adaptive_sharpness_hessian(
     model: nn.Module,
     x: Any,

@@ -9,11 +9,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from flatlens.algebra.traces import Estimate
+from flatlens.arguments import check_positive, no_type_check, typed_arguments
 from flatlens.capture.inputs import Inputs
 from flatlens.curvature.hessians import Network, network
 from flatlens.errors import FlatlensError
 
 
+@no_type_check
+@typed_arguments
 def input_sensitivity_ascent(
     model: nn.Module,
     x: Any,
@@ -43,6 +46,7 @@ def input_sensitivity_ascent(
     """
     if start <= 0 or steps < 0:
         raise FlatlensError("give start above 0 and a number of steps that is not negative")
+    check_positive("lr", lr, "a learning rate")
     generator = torch.Generator().manual_seed(seed)
     parts: list[list[Tensor]] = []
     with network(model, x, output, chunk) as net:

@@ -12,6 +12,7 @@ from flatlens import tuning
 from flatlens.algebra.buffers import Buffers
 from flatlens.algebra.scaling import minimise
 from flatlens.algebra.traces import Estimate
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.capture.inputs import Inputs
 from flatlens.capture.layer import Layer
 from flatlens.capture.layout import Layout
@@ -21,6 +22,8 @@ from flatlens.errors import FlatlensError
 from flatlens.passes.positions import Positions
 
 
+@no_type_check
+@typed_arguments
 def normalized_sharpness(
     model: nn.Module,
     x: Any,

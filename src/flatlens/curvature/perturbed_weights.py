@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from flatlens.algebra.traces import LIMIT, Estimate
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.curvature.hessians import surface
 from flatlens.errors import FlatlensError
 from flatlens.losses import Loss
@@ -21,6 +22,8 @@ SCALINGS: dict[str, Callable[[float], float]] = {
 }
 
 
+@no_type_check
+@typed_arguments
 def adaptive_sharpness_sampled(
     model: nn.Module,
     x: Any,
@@ -59,7 +62,7 @@ def adaptive_sharpness_sampled(
     """
     if scaling not in SCALINGS:
         raise FlatlensError(f"scaling={scaling!r} is unknown; use one of {', '.join(SCALINGS)}")
-    if not 0 < rho < np.inf or perturbations < 2:
+    if not 1e-150 < rho < 1e150 or perturbations < 2:  # its square is a float
         raise FlatlensError("give a finite rho above 0, and two perturbations for a standard error")
     generator = torch.Generator().manual_seed(seed)
     with surface(model, x, y, loss, output, chunk) as s:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from flatlens import tuning
 from flatlens.algebra.traces import LIMIT, Estimate, trace
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.capture.inputs import Inputs
 from flatlens.capture.kinds.linear import Linear
 from flatlens.curvature.hessians import Surface, surface
@@ -20,6 +21,8 @@ from flatlens.errors import FlatlensError
 from flatlens.losses import Loss
 
 
+@no_type_check
+@typed_arguments
 def relative_flatness(
     model: nn.Module,
     x: Any,

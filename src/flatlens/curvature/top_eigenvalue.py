@@ -9,11 +9,14 @@ from typing import Any
 from torch import nn
 
 from flatlens.algebra.traces import Estimate, eigenvalue
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.curvature.hessians import surface
 from flatlens.errors import FlatlensError
 from flatlens.losses import Loss
 
 
+@no_type_check
+@typed_arguments
 def lambda_max(
     model: nn.Module,
     x: Any,
@@ -44,6 +47,8 @@ def lambda_max(
         return eigenvalue(s.products, s.like, s.P, rtol=rtol, max_iter=max_iter, seed=seed)
 
 
+@no_type_check
+@typed_arguments
 def edge_of_stability(
     lr: float, model: nn.Module, x: Any, y: Any = None, **options: Any
 ) -> Estimate:

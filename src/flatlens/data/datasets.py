@@ -39,6 +39,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.data import images, synthetic
 from flatlens.data.arrays import Data, labels, pixels
 from flatlens.data.image_sets import cifar10, digits, fashion_mnist
@@ -53,6 +54,8 @@ __all__ = ["Data", "load"]
 OPTIONS = re.compile(r"(?P<name>.+?)\?(?P<options>\w+=[^&]*(&\w+=[^&]*)*)")
 
 
+@no_type_check
+@typed_arguments
 def load(name: str, **options: Any) -> Data:
     """Load a data set by name.
 

@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from flatlens.analysis import run_table
 from flatlens.analysis.statistics import correlation_table
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.errors import FlatlensError
 from flatlens.figures import style
 
@@ -45,6 +46,8 @@ TITLES = {
 SHADES = LinearSegmentedColormap.from_list("sign", ["#D55E00", "#FFFFFF", "#0072B2"])
 
 
+@no_type_check
+@typed_arguments
 def correlations(df: pd.DataFrame, quantities: Sequence[str] | None = None) -> Figure:
     """Draw scatter plots below the diagonal and coefficients above it.
 

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatlens.analysis.interventions import KINDS, PLAIN, TITLES, changes, effect, fitted, with_arms
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.errors import FlatlensError
 from flatlens.figures import style
 
@@ -15,6 +16,8 @@ DOSE = "sqrt_sharpness"
 PANELS = ("mls", "nmls", "eq12.rhs", "log_volume", "adaptive_sharpness", "test_loss")
 
 
+@no_type_check
+@typed_arguments
 def dose_response(df: pd.DataFrame, moment: str = "end") -> Figure:
     """Draw one panel for each quantity, one line for each kind of intervention.
 

@@ -15,6 +15,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator
 
 from flatlens.analysis.statistics import mean_and_deviation
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.errors import FlatlensError
 from flatlens.files.replacing import replacing
 
@@ -128,6 +129,8 @@ def note(ax: Axes, text: str) -> None:
     ax.text(0.98, 0.97, text, size=6, color="0.35", ha="right", va="top", transform=ax.transAxes)
 
 
+@no_type_check
+@typed_arguments
 def save(figure: Figure, path: str | Path) -> dict[str, Path]:
     """Write `path`.pdf and `path`.png, each complete or not at all, and return both paths.
 

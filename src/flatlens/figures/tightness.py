@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from flatlens.analysis import run_table
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.figures import style
 
 # The title of each panel, and its columns with their labels, the lowest line at the front.
@@ -46,6 +47,8 @@ SAME = {
 LEGEND: Any = {"handlelength": 2.4, "labelspacing": 0.25, "columnspacing": 1.0}
 
 
+@no_type_check
+@typed_arguments
 def tightness(df: pd.DataFrame, *, log_steps: bool = False) -> Figure:
     """Draw A, B, C and D of Eq. 48 over training, then MLS and NMLS with their bounds.
 

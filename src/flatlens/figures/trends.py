@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from flatlens.analysis import run_table
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.figures import style
 
 # The paper's panels in its order, with the scale of the axis.
@@ -27,6 +28,8 @@ PANELS = {
 DOT: Any = {"marker": "o", "ms": 4, "mec": "white", "mew": 0.6}
 
 
+@no_type_check
+@typed_arguments
 def trends(
     df: pd.DataFrame, by: str = "lr", *, volume: str = "log_volume", log_steps: bool = False
 ) -> Figure:

@@ -12,11 +12,14 @@ from matplotlib.figure import Figure
 from flatlens.analysis import run_table
 from flatlens.analysis.model_trend import AXES, order, outliers, points, rank_correlation, trend
 from flatlens.analysis.statistics import Interval
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.figures import style
 from flatlens.figures.correlations import number
 from flatlens.zoo.zoo import converged
 
 
+@no_type_check
+@typed_arguments
 def zoo(df: pd.DataFrame, x: str = "adaptive_sharpness", y: str = "normalized_mls") -> Figure:
     """Draw one point per model on logarithmic axes, with standard errors over images.
 

@@ -1,8 +1,9 @@
 """Read files back that a crash, a disk or a stranger may have changed.
 
 Every reader here accepts a regular file of limited size and answers with plain values of limited
-depth, or raises one FlatlensError that names the file, the line and the reason. A link, a pipe or
-a device is never followed or waited for.
+depth, or raises one FlatlensError that names the file, the line and the reason. A pipe or a device
+is never waited for. A link is followed only with ``follow=True``, which is for files that the user
+named. What the values must be is said by the tables of `flatlens.files.schema`.
 """
 
 from __future__ import annotations
@@ -22,22 +23,24 @@ from flatlens.errors import FlatlensError
 DEEPEST = 32  # levels of lists and objects inside each other
 LONGEST_INTEGER = 19  # digits: 64 bits, which is what NumPy, pandas and torch count with
 LARGEST_TEXT = 16 << 20  # bytes of a config or TOML file
+LARGEST_TABLE = 200 << 20  # bytes of a JSON file with numbers per layer or per sample
 LARGEST_LINES = 4 << 30  # bytes of a file of records, unpacked
 LARGEST_LINE = 64 << 20  # bytes of one record
 BLOCK = 1 << 20  # bytes read at a time
 
 
-def read_bytes(path: Path, limit: int = LARGEST_TEXT) -> bytes:
+def read_bytes(path: Path, limit: int = LARGEST_TEXT, *, follow: bool = False) -> bytes:
     """Return the content of a regular file.
 
     Args:
-        path: the file to read. A symbolic link is refused.
+        path: the file to read.
         limit: largest size in bytes that is read.
+        follow: whether `path` may be a symbolic link.
 
     Raises:
         FlatlensError: if the file is missing, no regular file, too large or unreadable.
     """
-    with opened(path) as handle, os.fdopen(handle, "rb", closefd=False) as stream:
+    with opened(path, follow) as handle, os.fdopen(handle, "rb", closefd=False) as stream:
         size = os.fstat(handle).st_size
         if size > limit:
             raise FlatlensError(
@@ -51,17 +54,22 @@ def read_bytes(path: Path, limit: int = LARGEST_TEXT) -> bytes:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[int]:
-    """Open a regular file for reading, without following a link or waiting for a pipe.
+def opened(path: Path, follow: bool = False) -> Iterator[int]:
+    """Open a regular file for reading, without waiting for a pipe.
+
+    Args:
+        path: the file to open.
+        follow: whether `path` may be a symbolic link.
 
     Raises:
         FlatlensError: if the file is missing, unreadable or not a regular file.
     """
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0)  # the second for Windows
+    flags |= getattr(os, "O_NONBLOCK", 0) | (0 if follow else getattr(os, "O_NOFOLLOW", 0))
     try:
-        if path.is_symlink():
+        if path.is_symlink() and not follow:
             raise FlatlensError(f"{path} is a symbolic link, which is not followed; copy the file.")
-        handle = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        handle = os.open(path, flags)
     except OSError as error:
         raise FlatlensError(f"Cannot read {path}: {error.strerror or error}.") from error
     except ValueError as error:  # a NUL character in the path
@@ -76,13 +84,18 @@ def opened(path: Path) -> Iterator[int]:
         os.close(handle)
 
 
-def read_json(path: Path, limit: int = LARGEST_TEXT) -> Any:
+def read_json(path: Path, limit: int = LARGEST_TEXT, *, follow: bool = False) -> Any:
     """Return the value in a JSON file.
+
+    Args:
+        path: the file to read.
+        limit: largest size in bytes that is read.
+        follow: whether `path` may be a symbolic link.
 
     Raises:
         FlatlensError: if the file cannot be read or is not JSON of moderate depth and size.
     """
-    return parse_json(read_bytes(path, limit), str(path))
+    return parse_json(read_bytes(path, limit, follow=follow), str(path))
 
 
 def parse_json(content: bytes | str, where: str) -> Any:
@@ -119,7 +132,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises:
         FlatlensError: if the file cannot be read or is not TOML of moderate depth and size.
     """
-    content = read_bytes(path.resolve() if path.is_symlink() else path)  # the user named it
+    content = read_bytes(path, follow=True)  # the user named it
     try:
         tables = tomllib.loads(content.decode("utf-8"), parse_float=float)
     except RecursionError:
@@ -130,18 +143,21 @@ def read_toml(path: Path) -> dict[str, Any]:
     return tables
 
 
-def read_gzip_lines(path: Path, limit: int = LARGEST_LINES) -> Iterator[bytes]:
+def read_gzip_lines(
+    path: Path, limit: int = LARGEST_LINES, *, follow: bool = False
+) -> Iterator[bytes]:
     """Yield the lines of a gzip file, without their ends.
 
     Args:
-        path: the file to read. A symbolic link is refused.
+        path: the file to read.
         limit: largest unpacked size in bytes; a small file can unpack to any size.
+        follow: whether `path` may be a symbolic link.
 
     Raises:
         FlatlensError: if the file is missing, damaged, cut short or too large.
     """
     rest, size, number = b"", 0, 0
-    for block in _unpacked(path):
+    for block in _unpacked(path, follow):
         size += len(block)
         *lines, rest = (rest + block).split(b"\n")
         for line in lines:
@@ -156,10 +172,11 @@ def read_gzip_lines(path: Path, limit: int = LARGEST_LINES) -> Iterator[bytes]:
         yield rest
 
 
-def _unpacked(path: Path) -> Iterator[bytes]:
+def _unpacked(path: Path, follow: bool) -> Iterator[bytes]:
+    """Yield the content of a gzip file in blocks."""
     unpacker = zlib.decompressobj(wbits=31)  # gzip, with its checksum
     pending = b""
-    with opened(path) as handle, os.fdopen(handle, "rb", closefd=False) as stream:
+    with opened(path, follow) as handle, os.fdopen(handle, "rb", closefd=False) as stream:
         try:
             while True:
                 pending = pending or unpacker.unconsumed_tail or stream.read(BLOCK)

@@ -35,7 +35,7 @@ from flatlens.measurement.result import LOSS_AWARE, Measurement
 from flatlens.measurement.sampling import draw
 from flatlens.metrics import ADAPTIVE, METRICS
 from flatlens.passes.distributed import gathered, needs_group
-from flatlens.passes.probing import check_arguments
+from flatlens.passes.probing import check_arguments, check_inputs
 from flatlens.passes.request import NORMS, LossRoot, SketchOptions
 from flatlens.passes.request import Request as PassRequest
 from flatlens.passes.run import look
@@ -131,6 +131,7 @@ def measure(
     settings = _settings(
         method, output, weight_norm, directions, seed, rtol, budget, chunk, memory, distributed
     )
+    check_inputs(inputs)
     settings = replace(settings, inputs=inputs)
     request, of = read_request(quantities), get_loss(loss)
     check_request(request, settings)
@@ -173,8 +174,8 @@ def _settings(
     """Check the arguments that say how to look; each refusal names its argument."""
     check_choice("method", method, METHODS)
     check_choice("weight_norm", weight_norm, NORMS)
-    check_integer("directions", directions, 1)
-    check_integer("seed", seed)
+    check_integer("directions", directions, 1, optional=False)
+    check_integer("seed", seed, optional=False)
     check_positive("rtol", rtol, "a relative standard error")
     check_positive("budget", budget, "a number of seconds")
     check_integer("chunk", chunk, 1)

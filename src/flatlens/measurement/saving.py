@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -22,6 +21,7 @@ import torch
 from flatlens.algebra.operator_norms import WeightNorms
 from flatlens.errors import FlatlensError, first_line
 from flatlens.files.plain_json import dumps, from_plain
+from flatlens.files.reading import LARGEST_LINES, read_json
 from flatlens.files.replacing import write_whole
 from flatlens.inequalities import Bounds, Inequality
 from flatlens.probes import (
@@ -167,12 +167,7 @@ def opened(path: Any) -> Iterator[dict[str, Any]]:
         FlatlensError: if the file cannot be read, is no saved measurement, or is damaged.
     """
     path = checked_path(path)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FlatlensError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise FlatlensError(f"{path} is not JSON: {first_line(error)}") from error
+    content = read_json(path, LARGEST_LINES, follow=True)
     if not isinstance(content, dict) or content.get("format") != HEADER["format"]:
         raise FlatlensError(f"{path} is not a saved measurement; write one with m.save(...)")
     schema = content.get("schema")

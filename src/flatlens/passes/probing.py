@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from flatlens.arguments import no_type_check, short_repr, typed_arguments
 from flatlens.capture.inputs import batches
 from flatlens.errors import FlatlensError
 from flatlens.passes.request import Request, SketchOptions
@@ -14,6 +15,8 @@ from flatlens.passes.run import look
 from flatlens.probes import Probe
 
 
+@no_type_check
+@typed_arguments
 def probe(
     model: nn.Module,
     x: Any,
@@ -65,6 +68,8 @@ def probe(
     return look(model, (batch for batch, _ in batches(x)), request)
 
 
+@no_type_check
+@typed_arguments
 def sketch(
     model: nn.Module,
     x: Any,
@@ -124,6 +129,16 @@ def sketch(
         sketch=options, inputs=inputs,
     )  # fmt: skip
     return look(model, (batch for batch, _ in batches(x)), request)
+
+
+def check_inputs(inputs: Any) -> None:
+    """Refuse inputs that are no list of names and places."""
+    listed = isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes)
+    fine = listed and all(isinstance(i, str | int) and not isinstance(i, bool) for i in inputs)
+    if inputs is not None and not fine:
+        raise FlatlensError(
+            f"inputs={short_repr(inputs)} is no list; give names or places of arguments"
+        )
 
 
 def check_arguments(model: Any, x: Any) -> None:

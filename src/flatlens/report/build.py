@@ -6,13 +6,14 @@ of single layers. If records lack something, its section says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 import flatlens
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.errors import FlatlensError
 from flatlens.figures import zoo as figure3
 from flatlens.report.claims_section import claims_section, judge_source
@@ -30,11 +31,15 @@ from flatlens.reproduction.json_files import write_text
 from flatlens.zoo.table import precise_models
 
 
+@no_type_check
+@typed_arguments
 def report(
     runs: Path | str,
     out: Path | str = "report.html",
     *,
     measure: bool = False,
+    models: Collection[str] = (),
+    trust: bool = False,
     measurements: Sequence[Path | str] = (),
     max_se: float = 0.15,
 ) -> Path:
@@ -45,7 +50,9 @@ def report(
             `records.jsonl.gz`), or a zoo.
         out: the file to write.
         measure: measure the last checkpoint of one run of each configuration, for the view by
-            layers.
+            layers. Only models that flatlens itself names are rebuilt.
+        models: model factories of your own that `measure` may run where a run names them.
+        trust: let `measure` run every model factory that a run names.
         measurements: files of `flatlens measure --json`, for the same view.
         max_se: leave out zoo models whose relative standard error on an axis is not below this.
 
@@ -64,7 +71,7 @@ def report(
     source = read(Path(runs))
     measured = {label(Path(m), measurements): read_measurement(Path(m)) for m in measurements}
     if measure:
-        measured |= source.measured()
+        measured |= source.measured(models, trust)
     return write_text(out, build_page(source, measured, max_se))
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from flatlens.errors import FlatlensError
 from flatlens.files.plain_json import NON_FINITE
-from flatlens.reproduction.json_files import is_number, read_json, refuse_field
+from flatlens.files.reading import LARGEST_TABLE, read_json
+from flatlens.files.schema import Field, checked
 
 # The fields that a report shows, by list of the measurement.
 SHOWN = {
@@ -20,6 +22,13 @@ SHOWN = {
     "inequalities": {"name", "equation", "lhs", "rhs", "slack", "holds", "verdict", "why"},
 }  # fmt: skip
 WORDS = ("name", "kind", "weight", "why", "equation", "verdict", "eq5_verdict", "eq5_why")
+WORD = Field((str,), required=True)
+NUMBER = Field((int, float, str, NoneType), required=True, words=tuple(NON_FINITE))
+HOLDS = Field((bool, str, NoneType), required=True)
+SCHEMAS = {
+    entries: {n: WORD if n in WORDS else HOLDS if n == "holds" else NUMBER for n in sorted(names)}
+    for entries, names in SHOWN.items()
+}
 
 
 def read_measurement(file: Path) -> dict[str, Any]:
@@ -29,28 +38,16 @@ def read_measurement(file: Path) -> dict[str, Any]:
         FlatlensError: if the file is damaged or holds something else; names the field.
     """
     try:
-        content = read_json(file)
+        content = read_json(file, LARGEST_TABLE, follow=True)
     except FlatlensError as error:
         raise FlatlensError(f"Cannot read a measurement from {file}: {error}") from error
     wrong = f"{file} is not what flatlens measure --json gives"
     if not isinstance(content, dict) or not all(isinstance(content.get(k), list) for k in SHOWN):
         raise FlatlensError(f"{wrong}: it has no {' or no '.join(SHOWN)}.")
-    for part, needed in SHOWN.items():
-        for number, row in enumerate(content[part], 1):
-            if not isinstance(row, dict) or not needed <= set(row):
-                raise FlatlensError(f"{wrong}: entry {number} of {part} is incomplete.")
-            _check_entry(row, needed, f"Entry {number} of {part} of {file}")
+    for entries, schema in SCHEMAS.items():
+        for number, entry in enumerate(content[entries], 1):
+            checked(entry, schema, f"Entry {number} of {entries} of {file}")
     return parse_measurement(json.dumps(content))
-
-
-def _check_entry(row: dict[str, Any], needed: set[str], where: str) -> None:
-    for field in sorted(needed):
-        value = row[field]
-        if field in WORDS:
-            if not isinstance(value, str):
-                raise refuse_field(where, field, value, "text")
-        elif field != "holds" and not is_number(value) and value not in (*NON_FINITE, None):
-            raise refuse_field(where, field, value, "a number")
 
 
 def label(file: Path, among: Sequence[Path | str]) -> str:

@@ -6,7 +6,7 @@ claims or provenance is refused with one sentence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,16 @@ import pandas as pd
 from flatlens.analysis import run_table
 from flatlens.analysis.model_trend import AXES
 from flatlens.errors import FlatlensError
+from flatlens.files.schema import is_number
 from flatlens.report.measurement_files import parse_measurement
 from flatlens.reproduction.archive import read_records
 from flatlens.reproduction.call_log import PROVENANCE, read_provenance
-from flatlens.reproduction.json_files import is_number, read_json
 from flatlens.reproduction.judgement import CLAIMS, read_claims
 from flatlens.reproduction.reproduce import RECORDS
 from flatlens.runs import read_runs
 from flatlens.runs.layout import CONFIG
 from flatlens.runs.layout import RECORDS as LINES
-from flatlens.runs.run_config import flattened
+from flatlens.runs.run_config import flattened, read_content
 from flatlens.training.config import Config
 
 # Config fields that say how a run is measured or executed, not what is trained.
@@ -55,8 +55,15 @@ class Source:
         """Return the folder of a run."""
         return self.base / "runs" / recipe / run if recipe else self.base / run
 
-    def measured(self) -> dict[str, dict[str, Any]]:
-        """Measure one finished run of each configuration at its last checkpoint."""
+    def measured(
+        self, models: Collection[str] = (), trust: bool = False
+    ) -> dict[str, dict[str, Any]]:
+        """Measure one finished run of each configuration at its last checkpoint.
+
+        Args:
+            models: model factories of the user that may run.
+            trust: whether every factory that a run names may run.
+        """
         from flatlens.training.measure_run import measure_run
 
         measurements: dict[str, dict[str, Any]] = {}
@@ -67,7 +74,8 @@ class Source:
             for key in run_table.ordered(last):
                 folder = self.folder(recipe, str(last.loc[keys == key, "run"].iloc[0]))
                 words = [network] * (len(families) > 1 or key == "all") + [key] * (key != "all")
-                measurements[": ".join(words)] = parse_measurement(measure_run(folder).to_json())
+                m = measure_run(folder, models=models, trust=trust)
+                measurements[": ".join(words)] = parse_measurement(m.to_json())
         if not measurements:
             raise FlatlensError(f"{self.path} has no training run to measure.")
         return measurements
@@ -138,7 +146,7 @@ def _configs(path: Path, runs: set[str]) -> dict[str, dict[str, Any]]:
     for file in sorted(path.rglob(LINES)):
         run = file.parent.relative_to(path).as_posix()
         if run in runs:
-            configs[run] = read_json(file.parent / CONFIG)
+            configs[run] = read_content(file.parent / CONFIG)
     return configs
 
 

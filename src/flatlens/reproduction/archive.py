@@ -13,33 +13,41 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import pandas as pd
 
 from flatlens.errors import FlatlensError
 from flatlens.files.plain_json import NON_FINITE
+from flatlens.files.reading import parse_json, read_gzip_lines
 from flatlens.files.replacing import replacing
+from flatlens.files.schema import Field, checked
 from flatlens.metrics import METRICS
-from flatlens.reproduction.json_files import (
-    is_number,
-    json_value,
-    read_json_lines,
-    refuse_field,
-)
+from flatlens.reproduction.json_files import json_value
 from flatlens.training.config import Config
 
 CONFIG_FIELDS = {field.name for field in fields(Config)}
-# Config fields that are numbers, with the least value that makes sense.
-NUMBERS: dict[str, int | float] = {
-    "lr": 1e-300,
-    "batch_size": 1,
-    "steps": 1,
-    "samples": 1,
-    "train_size": 1,
-    "seed": 0,
+NAME = Field((str,), required=True, empty=False)
+COUNT = Field((int, float, NoneType), low=1)
+WORD = Field((str, NoneType))
+SCHEMA = {
+    "recipe": NAME,
+    "run": NAME,
+    "step": Field((int, float), required=True, low=0, whole=True),
+    "lr": Field((int, float, NoneType), low=1e-300),
+    "batch_size": COUNT,
+    "steps": COUNT,
+    "samples": COUNT,
+    "train_size": COUNT,
+    "seed": Field((int, float, NoneType), low=0),
+    "model": WORD,
+    "data": WORD,
+    "optimizer": WORD,
 }
-WORDS = ("model", "data", "optimizer")
+SETTING = Field((int, float, str, bool, list, NoneType))
+QUANTITY = Field((int, float, str, NoneType), words=tuple(NON_FINITE))
+CELL = Field((int, float, str, bool, NoneType))  # of a user's own record
 # Numbers of a record beside the sides of inequalities and standard errors.
 QUANTITIES = {
     *METRICS, "train_loss", "test_loss", "train_accuracy", "test_accuracy", "loss_gap",
@@ -68,8 +76,9 @@ def read_records(path: Path) -> dict[str, pd.DataFrame]:
         FlatlensError: if the file is damaged or a field has a wrong type; names line and field.
     """
     by_recipe: dict[str, list[dict[str, Any]]] = {}
-    for number, record in read_json_lines(path):
-        check_record(record, f"Line {number} of {path}")
+    for number, line in enumerate(read_gzip_lines(path, follow=True), 1):
+        where = f"Line {number} of {path}"
+        record = check_record(parse_json(line, where), where)
         values = {key: _restored(value) for key, value in record.items()}
         by_recipe.setdefault(values.pop("recipe"), []).append(values)
     if not by_recipe:
@@ -77,51 +86,30 @@ def read_records(path: Path) -> dict[str, pd.DataFrame]:
     return {recipe: pd.DataFrame(records) for recipe, records in by_recipe.items()}
 
 
-def check_record(record: Mapping[str, Any], where: str) -> None:
+def check_record(record: Any, where: str) -> dict[str, Any]:
     """Refuse a record without recipe, run or step, and fields of a wrong type.
 
     Args:
-        record: one line of the file.
+        record: the value of one line of the file.
         where: beginning of the sentence of a refusal, such as "Line 3 of FILE".
+
+    Returns:
+        The record.
 
     Raises:
         FlatlensError: names the field, its value and what is expected.
     """
-    # A measured model has no steps of training.
-    needed = (
-        ("recipe", "run", "step") if "parameters" in record else ("recipe", "run", "step", "steps")
-    )
-    for field in needed:
-        if record.get(field) is None:
-            raise FlatlensError(f"{where} has no {field!r}.")
-    for field in ("recipe", "run"):
-        if not isinstance(record[field], str) or not record[field]:
-            raise refuse_field(where, field, record[field], "a name")
-    if not is_number(record["step"], low=0, whole=True):
-        raise refuse_field(where, "step", record["step"], "a whole number of at least 0")
-    for field, value in record.items():
-        if field not in ("recipe", "run", "step") and value is not None:
-            _check_value(field, value, where)
+    checked(record, SCHEMA, where, others=_field)
+    if record.get("steps") is None and "parameters" not in record:  # a measured model has none
+        raise FlatlensError(f"{where} is damaged: the field 'steps' is missing.")
+    return dict(record)
 
 
-def _check_value(field: str, value: Any, where: str) -> None:
-    if field in NUMBERS:
-        if not is_number(value, low=NUMBERS[field]):
-            raise refuse_field(where, field, value, f"a number of at least {NUMBERS[field]:g}")
-    elif field in WORDS:
-        if not isinstance(value, str):
-            raise refuse_field(where, field, value, "a name")
-    elif field.startswith("config.") or field.split(".")[0] in CONFIG_FIELDS - {"loss"}:
-        if isinstance(value, dict):
-            raise refuse_field(where, field, value, "a setting")
-    elif isinstance(value, list | dict) or (
-        is_quantity(field) and isinstance(value, str | bool) and value not in NON_FINITE
-    ):
-        raise refuse_field(where, field, value, "a number")
-
-
-def _is_word(value: Any) -> bool:
-    return isinstance(value, bool) or (isinstance(value, str) and value not in NON_FINITE)
+def _field(name: str) -> Field:
+    """Return what a field must be that is not in the table."""
+    if name.startswith("config.") or name.split(".")[0] in CONFIG_FIELDS - {"loss"}:
+        return SETTING
+    return QUANTITY if is_quantity(name) else CELL
 
 
 def is_quantity(field: str) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import shlex
 import sys
 from collections.abc import Mapping
@@ -13,19 +11,11 @@ from typing import Any
 
 import pandas as pd
 
-from flatlens.files.replacing import replacing
+from flatlens.errors import FlatlensError
 from flatlens.reproduction import claims, timing
+from flatlens.reproduction.call_log import PROVENANCE, read_provenance
+from flatlens.reproduction.json_files import json_value, write_json, write_text
 from flatlens.runs.provenance import provenance
-
-PROVENANCE = "provenance.json"
-
-
-def write_text(path: Path, text: str) -> Path:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    return path
 
 
 def write_claims(table: pd.DataFrame, title: str, out: Path) -> list[Path]:
@@ -42,13 +32,8 @@ def write_claims(table: pd.DataFrame, title: str, out: Path) -> list[Path]:
     ]
     return [
         write_text(out / "claims.md", f"# {title}\n\n{claims.markdown(table)}"),
-        write_text(out / "claims.json", json.dumps(lines, indent=1) + "\n"),
+        write_json(out / "claims.json", lines),
     ]
-
-
-def json_value(value: Any) -> Any:
-    """None in place of a number that JSON does not have."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def note_call(out: Path, scale: str, seconds: float, facts: Mapping[str, Any]) -> Path:
@@ -62,12 +47,12 @@ def note_call(out: Path, scale: str, seconds: float, facts: Mapping[str, Any]) -
     """
     path = out / PROVENANCE
     calls: list[Any] = []
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        calls = list(json.loads(path.read_text())["calls"])
+    with contextlib.suppress(FlatlensError):
+        calls = list(read_provenance(path)["calls"])
     command = "flatlens " + shlex.join(sys.argv[1:])
     call = {"command": command, "scale": scale, "wall_time": timing.duration(seconds)}
     content = {"calls": [*calls, provenance() | call], **facts}
-    return write_text(path, json.dumps(content, indent=1) + "\n")
+    return write_json(path, content)
 
 
 def copy_provenance(source: Path, out: Path) -> list[Path]:
@@ -75,7 +60,7 @@ def copy_provenance(source: Path, out: Path) -> list[Path]:
     old = source.parent / PROVENANCE
     if not old.is_file():
         return []
-    return [write_text(out / PROVENANCE, old.read_text(encoding="utf-8"))]
+    return [write_json(out / PROVENANCE, read_provenance(old))]
 
 
 def run_counts(df: pd.DataFrame) -> dict[str, int]:

@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from flatlens.errors import FlatlensError
-from flatlens.reproduction.json_files import read_json, refuse_field, write_json
+from flatlens.files.reading import read_json
+from flatlens.files.schema import Field, checked
+from flatlens.reproduction.json_files import write_json
 from flatlens.reproduction.recipe_records import counts, frames_of_runs
 from flatlens.reproduction.timing import duration
 from flatlens.runs.provenance import provenance
 
 PROVENANCE = "provenance.json"
+SCHEMA = {"calls": Field((list,), required=True), "networks": Field((dict,))}
+TEXT = Field((str,))
+CALL = {"command": TEXT, "scale": TEXT, "wall_time": TEXT}
 
 
 def read_provenance(path: Path) -> dict[str, Any]:
@@ -25,15 +30,9 @@ def read_provenance(path: Path) -> dict[str, Any]:
     Raises:
         FlatlensError: if the file is damaged or has no list of calls; names the field.
     """
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise FlatlensError(f"{path} is damaged: it is not a JSON object.")
-    calls = content.get("calls")
-    if not isinstance(calls, list):
-        raise refuse_field(str(path), "calls", calls, "a list")
-    for number, call in enumerate(calls, 1):
-        if not isinstance(call, dict):
-            raise refuse_field(str(path), f"calls[{number}]", call, "an object")
+    content = checked(read_json(path, follow=True), SCHEMA, str(path))
+    for number, call in enumerate(content["calls"], 1):
+        checked(call, CALL, f"Entry {number} of 'calls' in {path}")
     return content
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import NoneType
 
 import pandas as pd
 
 from flatlens.analysis import run_table
 from flatlens.errors import FlatlensError
+from flatlens.files.reading import read_json
+from flatlens.files.schema import Field, checked
 from flatlens.reproduction.claims import (
     AUTHORS,
     SAYS,
@@ -22,14 +24,7 @@ from flatlens.reproduction.claims import (
     markdown_table,
     verdicts,
 )
-from flatlens.reproduction.json_files import (
-    is_number,
-    json_value,
-    read_json,
-    refuse_field,
-    write_json,
-    write_text,
-)
+from flatlens.reproduction.json_files import json_value, write_json, write_text
 from flatlens.reproduction.recipe import Drawing, recipes
 from flatlens.reproduction.recipe_records import counts
 
@@ -38,10 +33,28 @@ CLAIMS = "claims.json"
 # BLAS adds numbers in another order on each; with fewer digits all machines write the same bytes.
 DIGITS = 10
 VERDICTS = ("supported", "not supported", "inconclusive")
-# The fields of a row of `claims.json` by kind.
-TEXT_FIELDS = ("claim", "network", "part", "scope", "statistic", "claimed", "note", "figure")
-NUMBER_FIELDS = ("value", "low", "high", "effect")
-COUNT_FIELDS = ("n", "units")
+TEXT = Field((str,), required=True)
+NUMBER = Field((int, float, NoneType), required=True)
+COUNT = Field((int, float), required=True, low=0)
+# The fields of a row of `claims.json`.
+SCHEMA = {
+    "claim": Field((str,), required=True, words=tuple(SAYS)),
+    "network": TEXT,
+    "part": TEXT,
+    "scope": TEXT,
+    "statistic": TEXT,
+    "claimed": TEXT,
+    "note": TEXT,
+    "figure": TEXT,
+    "value": NUMBER,
+    "low": NUMBER,
+    "high": NUMBER,
+    "effect": NUMBER,
+    "n": COUNT,
+    "units": COUNT,
+    "verdict": Field((str,), required=True, words=VERDICTS),
+    "main": Field((bool,), required=True),
+}
 
 
 def judged(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -111,38 +124,15 @@ def read_claims(path: Path) -> pd.DataFrame:
     Raises:
         FlatlensError: if the file is damaged; names the row and the field.
     """
-    content = read_json(path)
-    if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
-        raise FlatlensError(f"{path} is no table of claims; make it again with flatlens reproduce.")
+    content = read_json(path, follow=True)
+    again = "make it again with flatlens reproduce."
+    if not isinstance(content, list):
+        raise FlatlensError(f"{path} is no table of claims; {again}")
     for number, row in enumerate(content, 1):
-        _check_row(row, f"Row {number} of {path}")
-    fields = (*TEXT_FIELDS, *NUMBER_FIELDS, *COUNT_FIELDS, "verdict", "main")
-    table = pd.DataFrame(content, columns=list(fields))
-    return table.assign(**{name: run_table.numbers(table, name) for name in NUMBER_FIELDS})
-
-
-def _check_row(row: Mapping[str, Any], where: str) -> None:
-    """Refuse a row of `claims.json` that lacks a field or has one of a wrong type."""
-    for field in (*TEXT_FIELDS, *NUMBER_FIELDS, *COUNT_FIELDS, "verdict", "main"):
-        if field not in row:
-            raise FlatlensError(
-                f"{where} has no {field!r}, so the file is no table of claims; make it again with "
-                "flatlens reproduce."
-            )
-    expected = {field: "text" for field in TEXT_FIELDS if not isinstance(row[field], str)}
-    if row["claim"] not in tuple(SAYS):  # a tuple: a list has no hash
-        expected["claim"] = "the name of a claim"
-    if row["verdict"] not in VERDICTS:
-        expected["verdict"] = f"one of {', '.join(VERDICTS)}"
-    if not isinstance(row["main"], bool):
-        expected["main"] = "true or false"
-    expected |= {
-        field: "a number or null"
-        for field in NUMBER_FIELDS
-        if row[field] is not None and not is_number(row[field])
-    }
-    expected |= {
-        field: "a whole number" for field in COUNT_FIELDS if not is_number(row[field], low=0)
-    }
-    for field, description in expected.items():
-        raise refuse_field(where, field, row[field], description)
+        try:
+            checked(row, SCHEMA, f"Row {number} of {path}")
+        except FlatlensError as error:
+            raise FlatlensError(f"{str(error).rstrip('.')}; {again}") from None
+    table = pd.DataFrame(content, columns=list(SCHEMA))
+    numbers = [name for name, field in SCHEMA.items() if field is NUMBER]
+    return table.assign(**{name: run_table.numbers(table, name) for name in numbers})

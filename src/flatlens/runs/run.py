@@ -23,6 +23,7 @@ from typing import Any
 from filelock import FileLock
 from torch import Tensor
 
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.errors import FlatlensError
 from flatlens.files.plain_json import as_json
 from flatlens.files.replacing import is_temporary
@@ -72,6 +73,8 @@ class Run:
         self.records: list[Record] = self._open_lines.records
 
     @classmethod
+    @no_type_check
+    @typed_arguments
     def open(
         cls,
         folder: str | Path,
@@ -192,6 +195,8 @@ class Run:
         known = saved.checksum is not None and saved.records <= len(lines.records)
         return known and lines.checksum(saved.records) == saved.checksum
 
+    @no_type_check
+    @typed_arguments
     def append(self, record: Mapping[str, Any]) -> None:
         """Add one record and wait until the disk has it; it is there whole or not at all.
 
@@ -206,12 +211,16 @@ class Run:
         with _named("write", lines.path):
             lines.append(line, decode(line, f"The record of {self.folder}"))
 
+    @no_type_check
+    @typed_arguments
     def cut(self, count: int) -> None:
         """Keep the first ``count`` records; those after them are to be computed again."""
         lines = self._open_lines
         with _named("write", lines.path):
             lines.cut(count)
 
+    @no_type_check
+    @typed_arguments
     def log(self, name: str, entry: Mapping[str, Any]) -> None:
         """Add a line to a file beside the records: ``timing.jsonl`` for the name "timing".
 
@@ -223,6 +232,8 @@ class Run:
         with _named("write", path), path.open("ab") as file:
             file.write(encode(entry, f"The entry of {path}"))
 
+    @no_type_check
+    @typed_arguments
     def checkpoint(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Replace the checkpoint at one instant.
 
@@ -235,6 +246,8 @@ class Run:
         description = {"records": count, "meta": dict(meta), "sha256": lines.checksum(count)}
         checkpoints.write(self.folder / CHECKPOINT, tensors, description)
 
+    @no_type_check
+    @typed_arguments
     def snapshot(self, step: int, tensors: Mapping[str, Tensor]) -> Path:
         """Write the weights of one step to ``snapshots/STEP.safetensors`` at one instant."""
         self._check_open()

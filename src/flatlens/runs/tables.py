@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.errors import FlatlensError
 from flatlens.files.reading import LARGEST_LINES, read_bytes
 from flatlens.runs import done_file, record_file
@@ -34,6 +35,8 @@ class StoredRun:
     config: dict[str, Any]
 
 
+@no_type_check
+@typed_arguments
 def read_runs(folder: str | Path, *, damaged: list[str] | None = None) -> pd.DataFrame:
     """Read every record of every run below a folder into one table: run x step x quantity.
 

@@ -17,6 +17,8 @@ from torch import Tensor
 from flatlens.arguments import no_type_check
 from flatlens.compat import make_torchvision_importable
 from flatlens.errors import FlatlensError
+from flatlens.files.reading import read_json
+from flatlens.files.schema import Field, checked
 from flatlens.track.sinks.base import Selection
 from flatlens.track.tracker import Tracker
 from flatlens.track.undisturbed import undisturbed
@@ -167,7 +169,6 @@ def _checkpoint(args: Any, state: Any) -> Path:
 def _runs_of_checkpoint(checkpoint: Path) -> dict[str, str]:
     """Return the names of the run folders that a checkpoint was made with, as far as it says."""
     try:
-        content = json.loads((checkpoint / STATE).read_text())
-        return {str(asked_for): str(name) for asked_for, name in content.items()}
-    except (OSError, ValueError, AttributeError):
+        return checked(read_json(checkpoint / STATE), {}, STATE, others=Field((str,)))
+    except FlatlensError:
         return {}

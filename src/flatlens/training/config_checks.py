@@ -77,7 +77,7 @@ def _integers(name: str, value: Any) -> tuple[int, ...]:
 def _number(wish: str, fits: Callable[[float], bool]) -> Check:
     def check(name: str, value: Any) -> float:
         try:
-            number = math.nan if isinstance(value, str | bool) else float(value)
+            number = math.nan if isinstance(value, str | bytes | bool) else float(value)
         except (TypeError, ValueError, OverflowError):  # an integer of 400 digits
             number = math.nan
         if not (math.isfinite(number) and fits(number)):

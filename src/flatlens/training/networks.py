@@ -36,6 +36,7 @@ from flatlens.data.memory import refuse_beyond_memory
 from flatlens.errors import FlatlensError
 from flatlens.files.reading import shown
 from flatlens.training import hf_models, timm_models
+from flatlens.training.plain_networks import check_plain
 
 LONGEST = 300  # characters of the message of an exception in a user's factory
 DEEPEST = 10_000  # layers or blocks; building more takes minutes
@@ -309,8 +310,8 @@ def build(name: str, **options: Any) -> nn.Module:
             `hf_models.create` or of the factory.
 
     Raises:
-        FlatlensError: if the name is unknown, the options do not fit, or the network is larger
-            than the memory of this machine.
+        FlatlensError: if the name is unknown, the options do not fit, the network is larger than
+            the memory of this machine, or its weights have no values yet.
         Exception: whatever a user's factory raises. It gets an attribute `told`: one sentence for
             a person.
 
@@ -336,6 +337,7 @@ def build(name: str, **options: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
         raise FlatlensError(f"Model {name!r} made a {kind}, but a torch.nn.Module is needed.")
+    check_plain(model, name)
     return model
 
 
@@ -385,9 +387,14 @@ def _refuse_too_large(
     name: str, factory: Callable[..., nn.Module], options: dict[str, Any]
 ) -> None:
     """Count the parameters of one of our networks without memory for them."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        model = factory(**options)
-    count = sum(p.numel() for p in model.parameters())
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            model = factory(**options)
+        count = sum(p.numel() for p in model.parameters())
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        count = 2**63 - 1  # more than torch can count
     # weights, their gradients, and one more copy of a checkpoint or an optimiser, in float32
     refuse_beyond_memory(12 * count, f"The model {name} with these options")
 

@@ -50,7 +50,21 @@ def load_data(config: Config) -> Data:
         raise FlatlensError(f"train_size is {n}, but {config.data} has only {there} samples.")
     if config.samples > (n or there):
         raise FlatlensError(f"samples is {config.samples}, but there are only {n or there}.")
+    _check_finite(config.data, data)
     return Data(data.x_train[:n], data.y_train[:n], data.x_test, data.y_test, data.classes)
+
+
+def _check_finite(name: str, data: Data) -> None:
+    """Refuse NaN and infinities, which would spread through every weight."""
+    for part in ("x_train", "y_train", "x_test", "y_test"):
+        values = getattr(data, part)
+        if values.is_floating_point() and not torch.isfinite(values.sum()):
+            bad = ~torch.isfinite(values.reshape(len(values), -1)).all(dim=1)
+            if bad.any():  # the sum alone may overflow
+                sample = int(bad.nonzero()[0])
+                raise FlatlensError(
+                    f"Sample {sample} of {part} in {name} is not finite; remove NaN and infinities."
+                )
 
 
 def make_targets(y: Shaped[Tensor, "n ..."], N: int, config: Config) -> Shaped[Tensor, "n ..."]:

@@ -19,7 +19,7 @@ from flatlens.training.config import Config
 from flatlens.training.evaluation import make_record
 from flatlens.training.networks import build
 from flatlens.training.penalised_steps import check_augmentation
-from flatlens.training.placement import place, try_one
+from flatlens.training.placement import check_device, place, try_one
 from flatlens.training.samples import Part, load_data, make_targets
 from flatlens.training.steps import Step, make_optimizer, make_step
 
@@ -49,6 +49,7 @@ class TrainingState:
         Raises:
             FlatlensError: if model and data cannot be built, or do not fit each other.
         """
+        check_device(config.device)
         torch.manual_seed(config.seed)
         network = build_network(config)
         data = load_data(config)

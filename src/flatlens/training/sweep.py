@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.errors import FlatlensError
 from flatlens.files.replacing import replacing
 from flatlens.runs import RunBusyError, is_finished, read_runs
@@ -35,6 +36,8 @@ class SweepError(FlatlensError):
     """Some runs of a sweep failed; the others are done."""
 
 
+@no_type_check
+@typed_arguments
 def sweep(
     base: Config | Mapping[str, Any],
     grid: Grid | Sequence[Grid],
@@ -77,7 +80,6 @@ def sweep(
     """
     configs = {config.name: config for config in cells(base, grid)}
     folder = Path(out).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
     todo = {name: c for name, c in configs.items() if not is_finished(folder / name)}
     failed: dict[str, str] = {}
     busy: list[str] = []
@@ -88,6 +90,7 @@ def sweep(
                 engine, tasks=len(todo), threads=threads, workers=workers, address=address,
                 resources=resources,
             ) as opened:  # fmt: skip
+                folder.mkdir(parents=True, exist_ok=True)
                 for name, outcome in _outcomes(todo, opened, folder, retries, code):
                     if outcome.status == "busy":
                         busy.append(name)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.errors import FlatlensError
 from flatlens.runs import Run
+from flatlens.runs.layout import CONFIG
 from flatlens.training.config import Config
-from flatlens.training.placement import check_device
 from flatlens.training.progress import Show, training_line
 from flatlens.training.schedule import MeasureSchedule
 from flatlens.training.state import TrainingState
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+@no_type_check
+@typed_arguments
 def train(config: Config, folder: Path | str, *, progress: bool | None = None) -> pd.DataFrame:
     """Train a network in a run folder, or resume where the folder stopped.
 
@@ -54,23 +57,24 @@ def train(config: Config, folder: Path | str, *, progress: bool | None = None) -
     """
     import pandas as pd
 
-    with open_run(folder, config) as run:
-        if run.damage is not None:
-            warnings.warn(f"{run.damage}; the run is trained again.", stacklevel=2)
-            run.repair()
-        if run.done and not run.records:
-            raise FlatlensError(
-                f"{run.folder} is done but has no records; delete it to train again."
-            )
-        if not run.done:
-            check_device(config.device)
-            with torch_settings(config), interrupts() as interrupted:
-                state = TrainingState.start(config)
+    with torch_settings(config), interrupts() as interrupted:
+        # a new run starts before it has a folder, so that a bad config leaves nothing behind
+        state = None if (Path(folder) / CONFIG).exists() else TrainingState.start(config)
+        with open_run(folder, config) as run:
+            if run.damage is not None:
+                warnings.warn(f"{run.damage}; the run is trained again.", stacklevel=2)
+                run.repair()
+            if run.done and not run.records:
+                raise FlatlensError(
+                    f"{run.folder} is done but has no records; delete it to train again."
+                )
+            if not run.done:
+                state = state or TrainingState.start(config)
                 start = state.restore(run)
                 with training_line(config.steps, start, progress) as show:
                     run_steps(state, run, start, interrupted, show)
-            run.finish()
-        return pd.DataFrame(run.records)
+                run.finish()
+            return pd.DataFrame(run.records)
 
 
 def open_run(folder: Path | str, config: Config) -> Run:

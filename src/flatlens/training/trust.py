@@ -46,7 +46,8 @@ def check_trusted(
         if ":" in model and not (trust or is_own_model(model) or model in named):
             raise FlatlensError(
                 f"{where} names the model {model!r}, which is code that is not part of flatlens; "
-                f"to run it give --model {model}, or --trust if you trust the whole file."
+                f"to run it give --model {model}, or --trust if you trust the whole file "
+                f"(models=[{model!r}] or trust=True in Python)."
             )
 
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from flatlens.errors import FlatlensError, first_line
 from flatlens.workers.engine import Engine
-from flatlens.workers.lifetime import stopping_on_signals
+from flatlens.workers.lifetime import start_tracker, stopping_on_signals
 
 CONNECT = 10.0  # seconds in which a Dask scheduler must answer
 SCHEMES = ("tcp", "tls", "ucx", "ws", "wss")
@@ -113,8 +113,11 @@ def _client(address: str | None, cluster: Any) -> Iterator[Any]:
 @contextlib.contextmanager
 def _local_cluster(workers: int, resources: dict[str, int | float]) -> Iterator[Any]:
     """Start a scheduler and worker processes on this machine."""
+    from multiprocessing.resource_tracker import ensure_running
+
     import distributed
 
+    start_tracker(ensure_running)
     with keeping_memory(), _started():
         cluster = distributed.LocalCluster(
             n_workers=workers,

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 WATCH = 0.5  # seconds between two looks at the parent process
@@ -56,6 +56,26 @@ def stopping_on_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
     if received is not None:
         signal.raise_signal(received)
+
+
+def start_tracker(ensure_running: Callable[[], object]) -> None:
+    """Start the process that removes shared memory, deaf to the end of the terminal.
+
+    It ends by itself after the last process that uses it. If SIGHUP ended it before them, they
+    would start a new one, which prints a traceback for every semaphore that it does not know.
+
+    Args:
+        ensure_running: starts the process unless it is running.
+    """
+    main_thread = threading.current_thread() is threading.main_thread()
+    if not main_thread or not hasattr(signal, "SIGHUP"):
+        ensure_running()
+        return
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a new process inherits this
+    try:
+        ensure_running()
+    finally:
+        signal.signal(signal.SIGHUP, before or signal.SIG_DFL)
 
 
 def prepare_worker(driver: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from flatlens.errors import FlatlensError
 from flatlens.workers.engine import Engine
-from flatlens.workers.lifetime import prepare_worker, stopping_on_signals
+from flatlens.workers.lifetime import prepare_worker, start_tracker, stopping_on_signals
 
 LOSSES = 3  # restarts of a task that ran alone when its worker died; Dask allows as many
 IDLE = 60  # seconds after which workers without work end
@@ -21,6 +21,7 @@ def local_engine(workers: int) -> Iterator[Engine]:
     """Start ``workers`` processes. They stay for the next sweep, since importing torch is slow."""
     try:
         from loky import get_reusable_executor  # type: ignore[import-untyped]
+        from loky.backend.resource_tracker import ensure_running  # type: ignore[import-untyped]
     except ImportError as error:
         raise FlatlensError(
             "The engine local needs the package loky: pip install 'flatlens[sweep]'."
@@ -38,6 +39,7 @@ def local_engine(workers: int) -> Iterator[Engine]:
     def wait(futures: list[Any]) -> list[Any]:
         return list(concurrent.futures.wait(futures, return_when="FIRST_COMPLETED").done)
 
+    start_tracker(ensure_running)
     with stopping_on_signals():
         try:
             yield Engine(submit, wait, workers, LOSSES)

@@ -48,8 +48,10 @@ class Outcome:
 
     @property
     def reason(self) -> str:
-        """Return the last line of the error, which says what went wrong."""
-        return (self.error.strip().splitlines() or [""])[-1]
+        """Return the exception at the end of the error, which says what went wrong, as one line."""
+        lines = self.error.strip().splitlines()
+        frames = [k for k, line in enumerate(lines) if line.startswith("  ")]
+        return " ".join(" ".join(lines[frames[-1] + 1 if frames else 0 :]).split())[:500]
 
 
 @dataclass(frozen=True)

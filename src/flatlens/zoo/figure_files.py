@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from flatlens.errors import FlatlensError
+from flatlens.files.reading import read_json
 from flatlens.files.replacing import replacing
+from flatlens.files.schema import Field, checked
 
 MANIFEST = ".flatlens-figures.json"
 FIGURE = "figure3"
@@ -48,10 +50,10 @@ def check_figures(folder: Path) -> None:
 def _own_files(folder: Path) -> list[Path]:
     """List the figures of the manifest that are still as they were written."""
     try:
-        content = json.loads((folder / MANIFEST).read_text())
-        checksums = {name: content[name] for name in FIGURE_FILES if name in content}
-    except (OSError, ValueError, TypeError, RecursionError):  # no manifest, or a damaged one
+        content = checked(read_json(folder / MANIFEST), {}, MANIFEST, others=Field((str,)))
+    except FlatlensError:  # no manifest, or a damaged one
         return []
+    checksums = {name: content[name] for name in FIGURE_FILES if name in content}
     files = {folder / name: checksum for name, checksum in checksums.items()}
     return [
         path

@@ -7,48 +7,23 @@ exact: one product for each output in place of random directions and Lanczos.
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from flatlens.errors import FlatlensError
 from flatlens.passes.probing import probe
 from flatlens.runs import Run
-from flatlens.runs.layout import CHECKPOINT, CONFIG
-from flatlens.training.config import Config
-from flatlens.training.networks import build
+from flatlens.runs.layout import CHECKPOINT
 from flatlens.training.placement import place
 from flatlens.training.samples import load_data
-from flatlens.training.state import below
+from flatlens.training.stored_network import check_checkpoint, stored_network
 from flatlens.training.surroundings import torch_settings
-from flatlens.training.weight_files import read_state
 from flatlens.zoo.measure_model import quantities_of
 from flatlens.zoo.settings import OUTPUTS, Zoo
 
 IMAGES = "the first test images of the run"
-
-
-def trained_network(folder: Path) -> tuple[Config, nn.Module]:
-    """Build the network of a run folder with the weights of its last checkpoint.
-
-    Raises:
-        FlatlensError: if the folder is no run of `flatlens train`, or its files do not fit.
-    """
-    if not (folder / CHECKPOINT).is_file():
-        raise FlatlensError(f"{folder} has no {CHECKPOINT}; train the run first.")
-    try:
-        config = Config.from_dict(json.loads((folder / CONFIG).read_text())["config"], str(folder))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FlatlensError(f"{folder / CONFIG} is missing or damaged ({error}).") from error
-    network = build(config.model, **config.model_options)
-    try:
-        network.load_state_dict(below("network.", read_state(folder / CHECKPOINT)))
-    except RuntimeError as error:
-        raise FlatlensError(f"{folder / CHECKPOINT} does not fit {config.model}.") from error
-    return config, network.eval()
 
 
 def measure_trained(folder: Path, out: Path, n: int, **settings: Any) -> None:
@@ -64,10 +39,8 @@ def measure_trained(folder: Path, out: Path, n: int, **settings: Any) -> None:
         FlatlensError: if the run cannot be read or has fewer test images.
     """
     wanted = Zoo(IMAGES, n, source="trained", **settings)
-    checkpoint = folder / CHECKPOINT
-    if not checkpoint.is_file():
-        raise FlatlensError(f"{folder} has no {CHECKPOINT}; train the run first.")
-    weights = hashlib.sha256(checkpoint.read_bytes()).hexdigest()[:16]
+    check_checkpoint(folder)
+    weights = hashlib.sha256((folder / CHECKPOINT).read_bytes()).hexdigest()[:16]
     identity = {
         "weights": weights, "n": n, "outputs": wanted.outputs, "rho": wanted.rho,
         "perturbations": wanted.perturbations, "paper": wanted.paper, "seed": wanted.seed,
@@ -80,7 +53,8 @@ def measure_trained(folder: Path, out: Path, n: int, **settings: Any) -> None:
 
 
 def _record(folder: Path, settings: Zoo) -> dict[str, Any]:
-    config, network = trained_network(folder)
+    config, network = stored_network(folder)
+    network.eval()
     with torch_settings(config):
         data = load_data(config)
         if len(data.x_test) < settings.n:
