@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
+from flatlens.cli.figures import check_figure, write_figure
+from flatlens.cli.networks import load_network, load_samples, own_or_named
 from flatlens.cli.options import AboveZero, Json, Natural, Positive, Words
-from flatlens.errors import FlatlensError
+from flatlens.cli.outputs import begins_with, check_output_file
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
+SAVED = '"format": "flatlens measurement"'  # in every saved measurement
 EXAMPLES = """Examples:
   flatlens measure mymodel:build --checkpoint weights.pt --data npz:images.npz
   flatlens measure mymodel:Net --data digits --n 200 --json
   flatlens measure timm:vit_tiny_patch16_224 --data "folder:photos?size=224" --n 10
+  flatlens measure mymodel:build --data digits --quantities headline mymodel:my_quantity
   flatlens measure vit --data "cifar10?classes=0,1" --method sketch --rtol 0.01"""
 
 
@@ -37,6 +38,8 @@ def measure(
     weight_norm: Literal["operator", "kernel", "frobenius"] = "operator",
     device: str = "cpu",
     dtype: Literal["float32", "float64", "float16", "bfloat16"] | None = None,
+    figure: Path | None = None,
+    save: Path | None = None,
     as_json: Json = False,
 ) -> None:
     """Measure the sharpness and compression of any network on any data.
@@ -63,7 +66,8 @@ def measure(
         The number of samples, drawn at random with --seed; by default 100, or all if there are
         fewer.
     quantities
-        The names of the quantities to measure, or all, which adds those that need passes of their
+        The names of the quantities to measure, and functions of your own that take a Probe, as
+        package.module:function; headline is a short set, and all adds what needs passes of its
         own, such as hessian_trace; by default everything that one pass gives.
     method
         How to measure: exact takes one product per output, sketch takes random directions and gives
@@ -89,6 +93,12 @@ def measure(
         The device to compute on: cpu, cuda, cuda:1, mps.
     dtype
         The precision of weights and inputs; by default that of the network.
+    figure
+        A file for a figure of the inequalities: .png, .pdf or .svg. It must be new or a figure that
+        flatlens wrote.
+    save
+        A file for the whole measurement, which flatlens compare and Measurement.load read. It must
+        be new or a measurement that flatlens saved.
     as_json
         Print one JSON object instead of tables.
     """
@@ -96,93 +106,21 @@ def measure(
 
     import flatlens as fl
 
+    if figure is not None:
+        check_figure(figure)
+    if save is not None:
+        check_output_file(save, begins_with(SAVED), "a measurement")
     torch.manual_seed(seed)
-    network = _network(model, checkpoint, key)
-    x, y = _samples(network, data, n, seed, device, dtype)
+    network = load_network(model, checkpoint, key)
+    x, y = load_samples(network, data, n, seed, device, dtype)
     selected = int(output) if output is not None and output.isdecimal() else output
     m = fl.measure(
-        network, x, y, quantities=quantities or "default", method=method, loss=loss,
+        network, x, y, quantities=own_or_named(quantities), method=method, loss=loss,
         output=selected, weight_norm=weight_norm, directions=directions, seed=seed, rtol=rtol,
         budget=budget,
     )  # fmt: skip
+    if figure is not None:
+        write_figure(figure, m.plot())
+    if save is not None:
+        m.save(save)
     print(m.to_json() if as_json else m)
-
-
-def _network(model: str, checkpoint: Path | None, key: str | None) -> nn.Module:
-    """Build the network and load its weights."""
-    from flatlens.training.networks import build
-    from flatlens.training.trust import import_factory
-    from flatlens.training.weight_files import load_weights
-
-    import_factory(model, Path.cwd())
-    network = build(model)
-    _check_plain(network, model)
-    if key is not None and checkpoint is None:
-        raise FlatlensError("--key is a place inside a checkpoint; give --checkpoint too.")
-    if checkpoint is not None:
-        options: dict[str, Any] = {} if key is None else {"key": key}
-        load_weights(network, checkpoint, **options)
-    return network
-
-
-def _check_plain(network: nn.Module, model: str) -> None:
-    """Refuse networks whose weights have no values or whose layers cannot be seen."""
-    import torch
-    from torch.nn.parameter import is_lazy
-
-    tensors = [*network.named_parameters(), *network.named_buffers()]
-    if lazy := [name for name, t in tensors if is_lazy(t)]:
-        raise FlatlensError(
-            f"The parameter {lazy[0]} of {model} is lazy and has no shape yet; run a sample "
-            "through the network in the factory."
-        )
-    if meta := [name for name, t in tensors if t.is_meta]:
-        raise FlatlensError(
-            f"The parameter {meta[0]} of {model} is on the device meta and has no values; create "
-            "the network on the CPU."
-        )
-    if isinstance(network, torch.jit.ScriptModule):
-        raise FlatlensError(
-            f"The model {model} is a TorchScript module, whose layers cannot be seen; return the "
-            "Python module that it was made from."
-        )
-
-
-def _samples(
-    network: nn.Module, data: str, n: int | None, seed: int, device: str, dtype: str | None
-) -> tuple[Tensor, Tensor]:
-    """Draw n training samples and move them, and the network, to one device and precision."""
-    from flatlens.data.datasets import load
-    from flatlens.training.placement import place, try_one
-
-    loaded = load(data)
-    index = draw(len(loaded.x_train), n, seed)
-    x, y = place(network, loaded.x_train[index], loaded.y_train[index], device, dtype)
-    try_one(network, x)
-    return x, y
-
-
-def draw(there: int, n: int | None, seed: int) -> Tensor:
-    """Draw the indices of n different samples at random, in ascending order.
-
-    torch's global generator is left alone.
-
-    Args:
-        there: number of samples that there are.
-        n: number of samples to draw. By default 100, or all if there are fewer.
-        seed: the same seed draws the same samples.
-
-    Raises:
-        FlatlensError: if n is larger than the number of samples.
-
-    >>> draw(5, 5, seed=3).tolist()
-    [0, 1, 2, 3, 4]
-    """
-    import torch
-
-    from flatlens.training.placement import SAMPLES
-
-    if n is not None and n > there:
-        raise FlatlensError(f"{n:,} samples were asked for, but the data has only {there:,}.")
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randperm(there, generator=generator)[: n or min(SAMPLES, there)].sort().values

@@ -35,7 +35,7 @@ def measure_run(folder: Path) -> Measurement:
     config = Config.from_dict(read_config(folder / CONFIG), str(folder / CONFIG))
     with torch_settings(config):
         torch.manual_seed(config.seed)
-        network = build(config.model, **config.model_options)
+        network = build(config.model, **config.network_options)
         try:
             network.load_state_dict(below("network.", read_state(folder / CHECKPOINT)))
         except RuntimeError as error:

@@ -43,7 +43,7 @@ def trained_network(folder: Path) -> tuple[Config, nn.Module]:
         config = Config.from_dict(json.loads((folder / CONFIG).read_text())["config"], str(folder))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FlatlensError(f"{folder / CONFIG} is missing or damaged ({error}).") from error
-    network = build(config.model, **config.model_options)
+    network = build(config.model, **config.network_options)
     try:
         network.load_state_dict(below("network.", read_state(folder / CHECKPOINT)))
     except RuntimeError as error:
