@@ -85,9 +85,7 @@ def strata(
 
 
 @lru_cache(maxsize=64)  # every pair of quantities asks for the same rows
-def _strata(
-    groups: tuple[Hashable, ...], seeds: tuple[Hashable, ...] | None
-) -> list[list[Index]]:
+def _strata(groups: tuple[Hashable, ...], seeds: tuple[Hashable, ...] | None) -> list[list[Index]]:
     part = codes(groups)
     unit = np.arange(len(part)) if seeds is None else codes(seeds)
     for k in range(unit.max() + 1):
@@ -313,6 +311,8 @@ def ranks(x: Array) -> Array:
 
     Spearman's coefficient is Pearson's of ranks.
     """
+    if x.ndim == 1:
+        return pd.Series(x).rank().to_numpy()
     table = pd.DataFrame(np.atleast_2d(x)).rank(axis=1).to_numpy()
     return table.reshape(x.shape)
 
