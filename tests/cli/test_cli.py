@@ -14,7 +14,7 @@ from torch import nn
 
 import flatlens as fl
 from flatlens import cli
-from flatlens.cli.measure import draw
+from flatlens.cli.networks import draw
 from flatlens.data.datasets import load
 from flatlens.reproduction import demo
 

@@ -162,7 +162,7 @@ def mls(p):
         (wrong_shape, r"wrong_shape returns shape \(2, 2\); return a number, or one number for"),
         (words, "words returns str"),
         (lambda p: 0.0, "has no name to report it by"),
-        (mls, "mls in quantities has the name of a quantity"),
+        (mls, "mls, which is the name of a quantity of flatlens"),
     ],
 )
 def test_own_quantities_that_cannot_be(function, says):

@@ -181,7 +181,7 @@ WRONG = {
     "quantities has the unknown name 'shrpness'": lambda: Tracker(
         network(), x, quantities="shrpness"
     ),
-    "quantities=": lambda: Tracker(network(), x, quantities=[None]),
+    "quantities holds": lambda: Tracker(network(), x, quantities=[None]),
     "quantities has the function": lambda: Tracker(network(), x, quantities=[lambda p: 1.0]),
     "run": lambda: Tracker(network(), x, run=5),
     "run=''": lambda: Tracker(network(), x, run=""),

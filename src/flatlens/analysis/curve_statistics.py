@@ -8,6 +8,7 @@ where its training loss is near zero (`run_table.interpolation`).
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ import pandas as pd
 from flatlens.analysis import run_table
 from flatlens.analysis.statistics import Array, correlation, ranks
 
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
 SHARPNESS = "sqrt_sharpness"
 FEWEST_RECORDS = 6  # A slope or a rank correlation over steps needs this many records of a run.
 LEVEL = 0.05  # A logarithm that changes by less has levelled off.
@@ -29,29 +31,37 @@ def logarithm(df: pd.DataFrame, column: str) -> Array:
         return np.log(values)
 
 
-def phase(run: pd.DataFrame, which: str) -> pd.DataFrame:
-    """Return the records of a run before ("early") or after ("late") its loss is near zero.
+def in_phase(run: pd.DataFrame, which: str) -> Mask:
+    """Tell which records of a run are before ("early") or after ("late") its loss is near zero.
 
     Args:
         run: the records of one run.
         which: "early", "late" or "all". The record at the boundary belongs to both phases.
     """
-    step = run_table.interpolation(run)
-    if which == "all":
-        return run
-    if which == "early":
-        return run if step is None else run[run["step"] <= step]
-    return run[:0] if step is None else run[run["step"] >= step]
+    steps = run["step"].to_numpy()
+    step = None if which == "all" else run_table.interpolation(run)
+    if which == "late":
+        return np.zeros(len(steps), bool) if step is None else np.asarray(steps >= step)
+    return np.ones(len(steps), bool) if step is None else np.asarray(steps <= step)
+
+
+def phase(run: pd.DataFrame, which: str) -> pd.DataFrame:
+    """Return the records of a run in one phase; see `in_phase`."""
+    return run[in_phase(run, which)]
 
 
 def slope(run: pd.DataFrame, column: str) -> float:
     """Return the change of the logarithm per step, from a straight line through the records."""
-    y = logarithm(run, column)
-    step = run["step"].to_numpy(float)[np.isfinite(y)]
-    if len(step) < FEWEST_RECORDS or np.ptp(step) == 0:
+    return _slope(run["step"].to_numpy(float), logarithm(run, column))
+
+
+def _slope(steps: Array, logarithms: Array) -> float:
+    good = np.isfinite(logarithms)
+    steps = steps[good]
+    if len(steps) < FEWEST_RECORDS or np.ptp(steps) == 0:
         return math.nan
-    step = step - step.mean()
-    return float(step @ y[np.isfinite(y)] / (step @ step))
+    steps = steps - steps.mean()
+    return float(steps @ logarithms[good] / (steps @ steps))
 
 
 def late_change(run: pd.DataFrame, column: str, start: float = 0.0) -> float:
@@ -62,12 +72,14 @@ def late_change(run: pd.DataFrame, column: str, start: float = 0.0) -> float:
         column: the quantity.
         start: share of the late phase that is left out at its beginning.
     """
-    late = phase(run, "late")
-    if late.empty:
+    # arrays and not tables: a report asks for this number thousands of times
+    late, steps = in_phase(run, "late"), run["step"].to_numpy(float)
+    if not late.any():
         return math.nan
-    begin, end = late["step"].iloc[0], late["step"].iloc[-1]
-    rest = late[late["step"] >= begin + start * (end - begin)]
-    return slope(rest, column) * float(rest["step"].iloc[-1] - rest["step"].iloc[0])
+    begin, end = steps[late][[0, -1]]
+    rest = late & (steps >= begin + start * (end - begin))
+    change = steps[rest][-1] - steps[rest][0]
+    return _slope(steps[rest], logarithm(run, column)[rest]) * float(change)
 
 
 def slowing(run: pd.DataFrame, column: str) -> float:
@@ -75,14 +87,14 @@ def slowing(run: pd.DataFrame, column: str) -> float:
 
     The rate before it begins at the maximum of the curve. Rates are per 1,000 steps.
     """
-    late, values = phase(run, "late"), logarithm(run, column)
-    if late.empty or not np.isfinite(values).any():
+    late, steps = in_phase(run, "late"), run["step"].to_numpy(float)
+    values = logarithm(run, column)
+    if not late.any() or not np.isfinite(values).any():
         return math.nan
-    middle = (late["step"].iloc[0] + late["step"].iloc[-1]) / 2
-    peak = run["step"].to_numpy()[int(np.nanargmax(values))]
-    before = run[(run["step"] >= peak) & (run["step"] <= middle)]
-    after = run[run["step"] >= middle]
-    return 1_000 * (slope(after, column) - slope(before, column))
+    middle = (steps[late][0] + steps[late][-1]) / 2
+    before = (steps >= steps[int(np.nanargmax(values))]) & (steps <= middle)
+    after = steps >= middle
+    return 1_000 * (_slope(steps[after], values[after]) - _slope(steps[before], values[before]))
 
 
 def change_once_level(run: pd.DataFrame, column: str) -> float:
@@ -94,9 +106,9 @@ def change_once_level(run: pd.DataFrame, column: str) -> float:
 
 def over_steps(run: pd.DataFrame, x: str, y: str, during: str = "all") -> float:
     """Return Spearman's rank correlation of two curves of one run."""
-    records = phase(run, during)
-    run_table.require(records, [x, y])
-    a, b = run_table.numbers(records, x), run_table.numbers(records, y)
+    run_table.require(run, [x, y])
+    during_phase = in_phase(run, during)
+    a, b = (run_table.numbers(run, name)[during_phase] for name in (x, y))
     good = np.isfinite(a) & np.isfinite(b)
     if good.sum() < FEWEST_RECORDS:
         return math.nan

@@ -22,6 +22,7 @@ from flatlens.analysis import run_table as records
 from flatlens.analysis.curve_statistics import logarithm
 from flatlens.analysis.statistics import Interval, averaged, correlation, fisher, ranks
 from flatlens.errors import FlatlensError
+from flatlens.training.config import RHO
 
 PLAIN = "plain"
 LOWER_SHARPNESS = ("sam", "asam", "sharpness")  # interventions that aim at S
@@ -58,7 +59,9 @@ def _arm(row: dict[Any, Any]) -> tuple[str, float]:
     """The kind and strength of the intervention of one run."""
     arms: list[tuple[str, float]] = []
     if row.get("optimizer") in ("sam", "asam"):
-        arms.append((str(row["optimizer"]), float(row["rho"])))
+        optimizer, rho = str(row["optimizer"]), row.get("rho")
+        # a run without a radius was trained with the default
+        arms.append((optimizer, RHO[optimizer] if pd.isna(rho) else float(rho)))
     if isinstance(penalty := row.get("penalty"), str):
         kind, _, strength = penalty.partition(":")
         arms.append((kind, float(strength)))

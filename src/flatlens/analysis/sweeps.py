@@ -34,14 +34,10 @@ def reached_interpolation(df: pd.DataFrame) -> dict[str, bool | None]:
     All runs of the configuration that were followed must get there. The value is None if no run of
     the configuration has more than one record with a training loss.
     """
-    keys = run_table.configurations(df)
-    reached: dict[str, bool | None] = {}
-    for name in run_table.ordered(df):
-        curves = run_table.followed(df[keys == name])
-        steps = [run_table.interpolation(run) for _, run in curves.groupby("run")]
-        known = "train_loss" in df and bool(steps)
-        reached[name] = all(step is not None for step in steps) if known else None
-    return reached
+    keys = dict(zip(df["run"], run_table.configurations(df), strict=True))
+    steps = run_table.interpolation_steps(run_table.followed(df))
+    there = steps.notna().groupby(steps.index.map(keys)).all() if "train_loss" in df else {}
+    return {name: bool(there[name]) if name in there else None for name in run_table.ordered(df)}
 
 
 def judgeable(df: pd.DataFrame, claims: list[str]) -> tuple[pd.DataFrame, list[str], str]:

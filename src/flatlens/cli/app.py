@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 from cyclopts import App
 
-from flatlens.cli import data, demo, measure, report, reproduce, sweep, train, zoo
+from flatlens.cli import compare, data, demo, measure, report, reproduce, sweep, train, zoo
 
 app = App(
     name="flatlens",
@@ -17,6 +17,7 @@ app = App(
     help_epilogue="""Examples:
   flatlens demo
   flatlens measure mymodel:build --checkpoint weights.pt --data digits
+  flatlens compare runs/sgd runs/sam
   flatlens train --model mlp --data fashion-mnist --lr 0.1
   flatlens sweep --model mlp --data fashion-mnist --lr 0.05 0.1 0.2 --seeds 5 --out runs/mlp
   flatlens report runs/mlp
@@ -27,6 +28,7 @@ Exit codes: 0 done, 1 some work failed, 2 bad input, 3 runs left to another proc
 )
 app.command(demo.demo, help_epilogue=demo.EXAMPLES)
 app.command(measure.measure, help_epilogue=measure.EXAMPLES)
+app.command(compare.compare, help_epilogue=compare.EXAMPLES)
 app.command(train.train, help_epilogue=train.EXAMPLES)
 app.command(sweep.sweep, help_epilogue=sweep.EXAMPLES)
 app.command(reproduce.reproduce, help_epilogue=reproduce.EXAMPLES)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -85,7 +86,7 @@ def sweep(
     gpus
         The number of GPUs that each run takes of a Dask worker that declares the resource GPU.
     trust
-        Run the code of model factories that the TOML file names.
+        Run the code of model factories and own quantities that the TOML file names.
     as_json
         Print one JSON object with the last record of every finished run instead of a table.
     quiet
@@ -135,19 +136,30 @@ def _settings(
         if "seed" in options:
             raise FlatlensError("Give either --seeds or --seed, not both.")
         grids = [{**grid, "seed": range(seeds)} for grid in grids]
-    _check_models(file, base, grids, options.get("model") or (), trust)
+    _check_code(file, [base, *grids], options, trust)
     return base, grids
 
 
-def _check_models(
-    file: Path | None, base: dict[str, Any], grids: list[dict[str, Any]], named: Any, trust: bool
+def _check_code(
+    file: Path | None, tables: list[dict[str, Any]], options: dict[str, Any], trust: bool
 ) -> None:
-    """Refuse factories that only the file names, unless the user trusts the file."""
+    """Refuse factories and functions that only the file names, unless the user trusts the file."""
     from flatlens.training.trust import check_trusted
 
-    models = [base.get("model"), *(grid.get("model") for grid in grids)]
-    names = [m for model in models for m in (model if isinstance(model, list) else [model])]
-    check_trusted([m for m in names if isinstance(m, str)], str(file), trust=trust, named=named)
+    fields: tuple[Literal["model", "quantities"], ...] = ("model", "quantities")
+    for field in fields:
+        names = [name for table in tables for name in _texts(table.get(field))]
+        named = list(_texts(options.get(field)))
+        check_trusted(names, str(file), trust=trust, named=named, option=field)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in a value: a list may hold lists of names."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from _texts(entry)
 
 
 def _print(frame: pd.DataFrame, out: Path, as_json: bool) -> None:

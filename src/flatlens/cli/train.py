@@ -36,13 +36,14 @@ def train(
     config
         A TOML file with any of the settings below; options on the command line override it.
     trust
-        Run the code of a model factory that the TOML file names.
+        Run the code of a model factory, or of own quantities, that the TOML file names.
     as_json
         Print the last record as one JSON object instead of a table.
     quiet
         Show no progress and print nothing but errors.
     """
     from flatlens.training.config import Config, read_toml
+    from flatlens.training.own_quantities import own_names
     from flatlens.training.train import train
     from flatlens.training.trust import check_trusted, import_factory
 
@@ -51,9 +52,14 @@ def train(
     settings = Config.from_dict(base | options, str(config))
     named = {str(options.get("model", Config().model))}
     check_trusted([settings.model], str(config), trust=trust, named=named)
+    own = own_names(settings.quantities)
+    check_trusted(
+        own, str(config), trust=trust, named=options.get("quantities") or (), option="quantities"
+    )
     folder = Path("runs") / settings.name if out is None else out
     check_output_folder(folder)
-    import_factory(settings.model, Path.cwd())
+    for name in (settings.model, *own):
+        import_factory(name, Path.cwd())
     last = train(settings, folder, progress=show_progress(quiet)).to_dict("records")[-1]
     if quiet:
         return

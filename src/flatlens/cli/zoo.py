@@ -15,6 +15,7 @@ from flatlens.cli.options import (
     Natural,
     Positive,
     Quiet,
+    Trust,
     show_progress,
 )
 from flatlens.cli.outputs import check_output_folder
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 EXAMPLES = """Examples:
   flatlens zoo --models '*vit*' --images photos --out runs/zoo
   flatlens zoo --models deit_tiny_patch16_224 --weights weights --images photos --n 16
-  flatlens zoo --models '*levit*' '*mobilevit*' --list"""
+  flatlens zoo --models '*levit*' '*mobilevit*' --list
+  flatlens zoo --models runs/vgg runs/lenet --n 50 --out runs/own-zoo"""
 
 
 def zoo(
@@ -49,11 +51,12 @@ def zoo(
     address: str | None = None,
     threads: Positive = 1,
     device: str = "cpu",
+    trust: Trust = False,
     show: Annotated[bool, Parameter("--list", negative="")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Measure vision models of timm: normalised MLS against adaptive sharpness, Figure 3.
+    """Measure vision models: normalised MLS against adaptive sharpness, Figure 3.
 
     MLS is the maximum local sensitivity. Finished models are skipped; models that cannot be
     measured are listed at the end.
@@ -62,7 +65,8 @@ def zoo(
     ----------
     models
         The names of timm models; wildcards take the models with 1000 classes and at most 384
-        pixels.
+        pixels. Or folders of runs that flatlens train or sweep wrote, which are measured exactly on
+        the first test images of their own data.
     images
         The folder of images; file names that begin with the class number (012_cat.jpg) also give
         the top-1 accuracy.
@@ -97,6 +101,8 @@ def zoo(
         The number of CPU threads of each process.
     device
         The device to compute on: cpu, cuda, cuda:1, mps.
+    trust
+        Run the code of model factories that run folders name.
     show
         List the models that would run, with a rough estimate of memory and time.
     as_json
@@ -106,33 +112,61 @@ def zoo(
     """
     from flatlens.training import timm_models
     from flatlens.zoo import table
-    from flatlens.zoo.figure_files import check_figures
     from flatlens.zoo.settings import Zoo
+    from flatlens.zoo.trained import trained_folders
     from flatlens.zoo.zoo import zoo
 
-    timm_models.timm()  # a missing package is said before anything else
-    source = str(weights) if weights else "pretrained" if pretrained else "random"
-    if show:
-        print_table(table.listing(models, source, n))
-        return 0
-    if images is None:
-        raise FlatlensError("Give --images, a folder of images to measure the models on.")
-    settings = Zoo(
-        str(images), n, source, outputs, directions, perturbations, paper=paper, seed=seed,
-        threads=threads, device=device,
-    )  # fmt: skip
-    check_output_folder(out)
-    check_figures(out)
-    frame = zoo(
-        models, settings, out=out, engine=engine, workers=workers, address=address,
-        progress=show_progress(quiet),
-    )  # fmt: skip
+    progress = show_progress(quiet)
+    if folders := trained_folders(models):
+        source = "trained"
+        own = {"perturbations": perturbations, "paper": paper, "outputs": outputs, "seed": seed}
+        frame = _trained(folders, images, out, trust, n=n, progress=progress, **own)
+    else:
+        timm_models.timm()  # a missing package is said before anything else
+        source = str(weights) if weights else "pretrained" if pretrained else "random"
+        if show:
+            print_table(table.listing(models, source, n))
+            return 0
+        if images is None:
+            raise FlatlensError("Give --images, a folder of images to measure the models on.")
+        settings = Zoo(
+            str(images), n, source, outputs, directions, perturbations, paper=paper, seed=seed,
+            threads=threads, device=device,
+        )  # fmt: skip
+        _check_outputs(out)
+        frame = zoo(
+            models, settings, out=out, engine=engine, workers=workers, address=address,
+            progress=progress,
+        )  # fmt: skip
     good, dropped = table.precise_models(frame, max_se)
     figure = _figure(good, out, source) if len(frame) else {}
     summary = table.summary(frame, good, dropped) | figure
     if not quiet:
         print(as_json_text(summary) if as_json else table.text(summary))
     return FAILED if summary["skipped"] else BUSY if summary["busy"] else 0
+
+
+def _check_outputs(out: Path) -> None:
+    from flatlens.zoo.figure_files import check_figures
+
+    check_output_folder(out)
+    check_figures(out)
+
+
+def _trained(
+    folders: dict[str, Path], images: Path | None, out: Path, trust: bool, **settings: Any
+) -> pd.DataFrame:
+    """Measure runs of flatlens train on their own test images."""
+    from flatlens.training.trust import check_trusted, import_factory
+    from flatlens.zoo.trained import models_of, trained_zoo
+
+    if images is not None:
+        raise FlatlensError("Trained runs are measured on their own test images; drop --images.")
+    for name, model in models_of(folders).items():
+        check_trusted([model], str(folders[name]), trust=trust)
+        import_factory(model, Path.cwd())
+    _check_outputs(out)
+    return trained_zoo(folders, out, **settings)
 
 
 def _figure(good: pd.DataFrame, out: Path, source: str) -> dict[str, Any]:

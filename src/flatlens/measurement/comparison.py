@@ -13,8 +13,10 @@ import numpy as np
 from flatlens.arguments import check_instance, no_type_check
 from flatlens.errors import FlatlensError
 from flatlens.measurement import notebook, plots, printing
+from flatlens.measurement.compared import Side
 from flatlens.measurement.result import Measurement
 from flatlens.metrics import HEADLINE
+from flatlens.probes import Array
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,7 +58,7 @@ def compare(measurements: Mapping[str, Measurement]) -> Comparison:
         raise FlatlensError(
             f"measurements holds {len(measurements)}; give at least two measurements to compare"
         )
-    return Comparison(dict(measurements))
+    return Comparison({label: Side.of_measurement(m) for label, m in measurements.items()})
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,38 +68,38 @@ class Comparison:
     Ratios are to the first measurement. For logarithms of volumes the ratio is that of the volumes.
     """
 
-    measurements: dict[str, Measurement]
+    sides: dict[str, Side]
 
     @property
     def labels(self) -> list[str]:
         """The names of the measurements."""
-        return list(self.measurements)
+        return list(self.sides)
 
     @cached_property
     def quantities(self) -> list[str]:
         """The names of the quantities that all measurements have."""
-        reference, *others = self.measurements.values()
+        first_side, *others = self.sides.values()
         hidden = ("_se", "_converged")
         return [
             name
-            for name in reference.values
-            if not name.endswith(hidden) and all(name in m.values for m in others)
+            for name in first_side.values
+            if not name.endswith(hidden) and all(name in side.values for side in others)
         ]
 
     @cached_property
     def values(self) -> dict[str, dict[str, float]]:
         """The values of each measurement, by label and quantity."""
         return {
-            label: {name: m.values[name] for name in self.quantities}
-            for label, m in self.measurements.items()
+            label: {name: side.values[name] for name in self.quantities}
+            for label, side in self.sides.items()
         }
 
     @cached_property
     def errors(self) -> dict[str, dict[str, float]]:
         """The standard errors of the values; 0 where a value is exact."""
         return {
-            label: {name: m.values.get(f"{name}_se", 0.0) for name in self.quantities}
-            for label, m in self.measurements.items()
+            label: {name: side.values.get(f"{name}_se", 0.0) for name in self.quantities}
+            for label, side in self.sides.items()
         }
 
     @cached_property
@@ -129,44 +131,35 @@ class Comparison:
     def differing_verdicts(self) -> dict[str, dict[str, str]]:
         """The verdict of each measurement, for the inequalities where the verdicts differ."""
         verdicts: dict[str, dict[str, str]] = {}
-        for label, m in self.measurements.items():
-            for b in m.bounds:
-                verdict = b.verdict if b.holds else f"{b.verdict}, fails"
-                verdicts.setdefault(b.name, {})[label] = verdict
+        for label, side in self.sides.items():
+            for name, verdict in side.verdicts.items():
+                verdicts.setdefault(name, {})[label] = verdict
+        judged = sum(bool(side.verdicts) for side in self.sides.values())
         return {
             name: each
             for name, each in verdicts.items()
-            if len(set(each.values())) > 1 or len(each) < len(self.measurements)
+            if len(set(each.values())) > 1 or len(each) < judged
         }
 
     @cached_property
     def warnings(self) -> list[str]:
         """Sentences on what makes the measurements hard to compare."""
-        facts = {
-            "number of samples": lambda m: m.probe.n,
-            "number of inputs": lambda m: m.probe.M,
-            "number of outputs": lambda m: m.probe.N,
-            "loss": lambda m: m.loss_name,
-            "dtype": lambda m: str(m.probe.dtype).removeprefix("torch."),
-            "method": lambda m: "exact" if m.probe.sketch is None else "sketch",
-        }
+        names = dict.fromkeys(name for side in self.sides.values() for name in side.facts)
         sentences = []
-        for what, fact in facts.items():
-            each = {label: fact(m) for label, m in self.measurements.items()}
-            if len(set(each.values())) > 1:
+        for name in names:
+            each = {label: side.facts.get(name) for label, side in self.sides.items()}
+            if None not in each.values() and len(set(each.values())) > 1:
                 listed = ", ".join(f"{label} {value}" for label, value in each.items())
-                sentences.append(f"The {what} differs: {listed}.")
+                sentences.append(f"The {name} differs: {listed}.")
         return sentences + self._different_samples()
 
     def _different_samples(self) -> list[str]:
         """Compare the norms of the samples: equal data have equal norms, in any precision."""
-        reference, *others = self.measurements.items()
-        norms = reference[1].probe.input.x_norm
+        (base, first_side), *others = self.sides.items()
         return [
-            f"The samples of {label} are not those of {reference[0]}."
-            for label, m in others
-            if m.probe.input.x_norm.shape == norms.shape
-            and not np.allclose(m.probe.input.x_norm, norms, rtol=1e-3, atol=0, equal_nan=True)
+            f"The samples of {label} are not those of {base}."
+            for label, side in others
+            if not _equal_norms(side.sample_norms, first_side.sample_norms)
         ]
 
     def to_pandas(self) -> pd.DataFrame:
@@ -193,8 +186,8 @@ class Comparison:
         lines = [["quantity", *self.labels, *(f"{label} / {base}" for label in others)]]
         for name in self.quantities:
             values = [
-                " ".join(filter(None, printing.with_error(name, m.values)))
-                for m in self.measurements.values()
+                " ".join(filter(None, printing.with_error(name, side.values)))
+                for side in self.sides.values()
             ]
             ratios = [
                 _with_error(self.ratios[label][name], self.ratio_errors[label][name])
@@ -205,13 +198,15 @@ class Comparison:
 
     def _remarks(self) -> list[str]:
         remarks = [f"Warning: {sentence}" for sentence in self.warnings]
-        names: dict[str, list[str]] = {}  # inequalities with the same verdicts share a line
+        judged = sum(bool(side.verdicts) for side in self.sides.values())
+        sentences: dict[str, list[str]] = {}  # inequalities with the same verdicts share a line
         for name, each in self.differing_verdicts.items():
             listed = ", ".join(f"{label} {verdict}" for label, verdict in each.items())
-            names.setdefault(listed, []).append(name)
-        for listed, about in names.items():
-            remarks.append(f"Verdicts differ on {', '.join(about)}: {listed}.")
-        if not self.differing_verdicts:
+            known = f"Verdicts differ on {{}}: {listed}."
+            alone = f"Only {', '.join(each)} measured {{}}."
+            sentences.setdefault(known if len(each) == judged else alone, []).append(name)
+        remarks += [text.format(", ".join(names)) for text, names in sentences.items()]
+        if judged > 1 and not self.differing_verdicts:
             remarks.append("All verdicts on inequalities agree.")
         return remarks
 
@@ -257,6 +252,13 @@ class Comparison:
         ax = plots.ratio_bars(names, ratios, errors, ax)
         ax.set_xlabel(f"log10 of the ratio to {base}")
         return ax
+
+
+def _equal_norms(norms: Array | None, others: Array | None) -> bool:
+    """Tell whether norms agree; unknown norms and other numbers of samples are no difference."""
+    if norms is None or others is None or norms.shape != others.shape:
+        return True
+    return np.allclose(norms, others, rtol=1e-3, atol=0, equal_nan=True)
 
 
 def _ratio(name: str, value: float, base: float) -> float:

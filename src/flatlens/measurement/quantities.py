@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from flatlens.errors import FlatlensError, first_line
@@ -33,6 +34,7 @@ SETS = {
     "all": (*METRICS, *OWN_PASSES),
     "headline": HEADLINE,
 }
+RECORDED = ("loss", "accuracy", "samples", "step", "run")  # other names in a record
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,12 @@ class Request:
     own_passes: tuple[str, ...]  # they run the network again
     inequalities: tuple[str, ...] | None  # None: all of them
     functions: tuple[OwnFunction, ...]  # given by the user
+
+    @property
+    def listed(self) -> list[str | OwnFunction]:
+        """The argument ``quantities`` that gives this request."""
+        named = [*self.metrics, *self.own_passes, *(self.inequalities or ())]
+        return [*named, *self.functions]
 
     @property
     def needs(self) -> frozenset[str]:
@@ -80,8 +88,8 @@ def read_request(quantities: Any) -> Request:
     for name in names:
         if name not in METRICS and name not in OWN_PASSES and name not in table.NAMES:
             raise FlatlensError(
-                f"quantity {name!r} is unknown; choose from {', '.join([*METRICS, *OWN_PASSES])}, "
-                "or an inequality (eq12)"
+                f"quantities has the unknown name {name!r}; choose from "
+                f"{', '.join([*SETS, *METRICS, *OWN_PASSES])}, or an inequality (eq12)"
             )
     metrics = tuple(name for name in names if name in METRICS)
     inequalities = tuple(n for n in names if n in table.NAMES and n not in METRICS)
@@ -107,7 +115,11 @@ def _names_and_functions(quantities: Any) -> tuple[list[str], tuple[OwnFunction,
         elif isinstance(entry, (Metric, Total)) and METRICS.get(entry.__name__) is entry:
             names.append(entry.__name__)
         elif callable(entry):
-            functions[function_name(entry)] = entry
+            name = function_name(entry)
+            if functions.setdefault(name, entry) is not entry:
+                raise FlatlensError(
+                    f"quantities has two functions with the name {name}; rename one of them"
+                )
         else:
             raise FlatlensError(
                 f"quantities holds a value of type {type(entry).__name__}; give names or functions "
@@ -137,12 +149,13 @@ def function_name(function: OwnFunction) -> str:
     name = getattr(function, "__name__", type(function).__name__)
     if not name.isidentifier():
         raise FlatlensError(
-            f"the function {name} in quantities has no name to report it by; use def, or set its "
-            "__name__"
+            f"quantities has the function {name}, which has no name to report it by; use def, or "
+            "set its __name__"
         )
-    if name in METRICS or name in OWN_PASSES or name in table.NAMES or name in SETS:
+    if name in {*METRICS, *OWN_PASSES, *table.NAMES, *SETS, *RECORDED}:
         raise FlatlensError(
-            f"the function {name} in quantities has the name of a quantity of flatlens; rename it"
+            f"quantities has the function {name}, which is the name of a quantity of flatlens; "
+            "rename it"
         )
     return name
 
@@ -168,7 +181,8 @@ def own_value(function: OwnFunction, p: Probe) -> tuple[float, Array]:
     except Exception as error:
         raise FlatlensError(f"the quantity {name} fails: {first_line(error)}") from error
     try:
-        values = np.asarray(result, dtype=float)
+        plain = result.detach().cpu() if isinstance(result, torch.Tensor) else result
+        values = np.asarray(plain, dtype=float)
     except (TypeError, ValueError):
         values = np.empty((0, 0))
     if values.ndim == 0:

@@ -14,9 +14,12 @@ from flatlens.analysis import run_table
 from flatlens.analysis.claim_tests import FEWEST_NETWORKS
 from flatlens.errors import FlatlensError
 from flatlens.figures import correlations, style, tightness, trends
+from flatlens.figures.dose_response import dose_response
 from flatlens.report.elements import Html, download, tag
+from flatlens.report.intervention_section import has_interventions
 from flatlens.report.sources import Source
 
+MOST_CONFIGURATIONS = 24  # With more, the legend of a printed figure covers its panels.
 LARGEST = 1_000_000  # bytes of a figure that is embedded
 LARGEST_TOTAL = 6_000_000  # bytes of all embedded figures
 
@@ -27,9 +30,13 @@ def static_figures(df: pd.DataFrame, prefix: str) -> dict[str, Callable[[], Figu
     """Return functions that draw the static figures of one network, by name."""
     curves = run_table.followed(df)
     figures: dict[str, Callable[[], Figure]] = {}
+    if len(run_table.ordered(df)) > MOST_CONFIGURATIONS:
+        return {f"{prefix}tightness": partial(tightness, curves)}
     for name in [name for name in run_table.settings(df) if name in ("lr", "batch_size")]:
         figures[f"{prefix}trends-{name}"] = partial(trends, curves, name)
     figures[f"{prefix}tightness"] = partial(tightness, curves)
+    if has_interventions(df):
+        figures[f"{prefix}interventions"] = partial(dose_response, df)
     if df["run"].nunique() >= FEWEST_NETWORKS:
         figures[f"{prefix}correlations"] = partial(correlations, df)
     return figures

@@ -64,8 +64,8 @@ def _interpolation(df: pd.DataFrame) -> Iterator[str]:
     curves = run_table.followed(df)
     if "train_loss" not in df or curves.empty:
         return
-    steps = [run_table.interpolation(run) for _, run in curves.groupby("run")]
-    reached = sum(step is not None for step in steps)
+    steps = run_table.interpolation_steps(curves)
+    reached = int(steps.notna().sum())
     yield (
         f"The training loss came to {run_table.INTERPOLATION:.0%} of its start in {reached} of "
         f"{_count(len(steps), 'followed run')}."

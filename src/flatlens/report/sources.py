@@ -31,7 +31,9 @@ from flatlens.training.config import Config
 # Config fields that say how a run is measured or executed, not what is trained.
 EXECUTION = {
     "seed", "measure", "quantities", "device", "threads", "snapshots", "run", "out", "config",
+    "measured_loss",
 }  # fmt: skip
+ADDED = {"measured_loss"}  # what a Tracker itself adds to the config that its user gives
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ def _readable(
 def _other_settings(configs: dict[str, dict[str, Any]]) -> dict[str, str | None]:
     """Return for each run the settings that flatlens does not know and that vary, as text.
 
-    The value is None for a run whose config is empty.
+    The value is None for a run whose config is empty, or holds only what flatlens added.
     """
     known = {*run_table.SETTINGS, *EXECUTION, *(f.name for f in fields(Config))}
     flat = {run: flattened(content["config"]) for run, content in configs.items()}
@@ -193,7 +195,7 @@ def _other_settings(configs: dict[str, dict[str, Any]]) -> dict[str, str | None]
     varying = [n for n in unknown if len({str(config.get(n)) for config in flat.values()}) > 1]
     return {
         run: ", ".join(f"{run_table.label(n)} {config[n]}" for n in varying if n in config)
-        if config
+        if config.keys() - ADDED
         else None
         for run, config in flat.items()
     }

@@ -51,7 +51,9 @@ def trend(df: pd.DataFrame, column: str, series: Sequence[Series]) -> Plot:
     """Plot one quantity over training: mean over seeds, band, and a dot at interpolation."""
     scale = PANELS.get(column, "linear")
     keys, data = run_table.configurations(df), []
-    by_key = dict(iter(df.groupby(keys)))
+    narrow = df[[c for c in ("run", "step", "train_loss", column) if c in df]]
+    narrow = narrow.loc[:, ~narrow.columns.duplicated()]
+    by_key = dict(iter(narrow.groupby(keys)))
     for s in series:
         try:
             table = run_table.curve_table(by_key[s.name], column)

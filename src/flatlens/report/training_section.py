@@ -18,6 +18,7 @@ from flatlens.figures.trends import PANELS
 from flatlens.report import network_plots, training_plots
 from flatlens.report.elements import Html, join, more, table, tag, term, verdict
 from flatlens.report.glossary import explained
+from flatlens.report.intervention_section import has_interventions, intervention_section
 from flatlens.report.page import Page
 from flatlens.reproduction.end_summary import summary
 
@@ -48,6 +49,9 @@ def training_section(page: Page, df: pd.DataFrame) -> Iterator[Html]:
     yield from _inequalities(df)
     yield tag("h3", "Correlations over networks")
     yield or_reason(lambda: _correlations(page, df))
+    if has_interventions(df):
+        yield tag("h3", "Interventions against plain SGD")
+        yield or_reason(lambda: intervention_section(page, df))
 
 
 def or_reason(make: Callable[[], Iterable[Any]]) -> Html:

@@ -27,22 +27,34 @@ def summary(df: pd.DataFrame) -> pd.DataFrame:
     start.
     """
     df = run_table.prepared(run_table.finished(df))
-    keys, last = run_table.configurations(df), run_table.ends(df)
+    keys = dict(zip(df["run"], run_table.configurations(df), strict=True))
+    last = run_table.ends(df)
+    names = [name for name in QUANTITIES if name in last]
+    ends = pd.DataFrame({name: run_table.numbers(last, name) for name in names})
+    ends_of = dict(iter(ends.groupby(last["run"].map(keys).to_numpy())))
+    steps = run_table.interpolation_steps(run_table.followed(df))
+    steps_of = dict(iter(steps.groupby(steps.index.map(keys))))
+    nothing = ends[:0], steps[:0]
     return pd.DataFrame([
-        _summary_row(key, df[keys == key], last) for key in run_table.ordered(df)
+        _summary_row(key, ends_of.get(key, nothing[0]), steps_of.get(key, nothing[1]))
+        for key in run_table.ordered(df)
     ])  # fmt: skip
 
 
-def _summary_row(key: str, runs: pd.DataFrame, last: pd.DataFrame) -> dict[str, str]:
-    end = last[last["run"].isin(runs["run"])]
-    row = {"configuration": key, "runs": str(len(end))}
-    for name in [name for name in QUANTITIES if name in last]:
-        values = pd.Series(run_table.numbers(end, name))
-        row[name] = f"{values.mean():.4g} ± {values.std():.2g}"
-    steps = [run_table.interpolation(run) for _, run in run_table.followed(runs).groupby("run")]
-    reached = [step for step in steps if step is not None]
+def _summary_row(key: str, ends: pd.DataFrame, steps: pd.Series[float]) -> dict[str, str]:
+    """Return one row of the summary.
+
+    Args:
+        key: name of the configuration.
+        ends: the quantities at the last step of each run.
+        steps: the step at which each run that was followed comes near zero loss, or NaN.
+    """
+    row = {"configuration": key, "runs": str(len(ends))}
+    for name in ends:
+        row[str(name)] = f"{ends[name].mean():.4g} ± {ends[name].std():.2g}"
+    reached = steps.dropna()
     share = "" if len(reached) == len(steps) else f" ({len(reached)} of {len(steps)} runs)"
-    row["near zero at"] = f"{np.median(reached):,.0f}{share}" if reached else "-"
+    row["near zero at"] = f"{np.median(reached):,.0f}{share}" if len(reached) else "-"
     return row
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from flatlens.track.quantities import Quantities
+from flatlens.measurement.quantities import Request
+from flatlens.track.quantities import one_pass
 from flatlens.track.samples import PART
 
 FEWEST = 10  # samples that are enough for a standard error
@@ -17,18 +18,18 @@ FEWEST = 10  # samples that are enough for a standard error
 class Level:
     """One way to measure: which quantities, on all samples or a part, and what that gives up."""
 
-    quantities: Quantities
+    request: Request
     is_part: bool = False
     gives_up: str = ""
 
 
-def levels(quantities: Quantities, samples: int | None) -> list[Level]:
+def levels(request: Request, samples: int | None) -> list[Level]:
     """List the ways to measure, from expensive to cheap.
 
     A sketch is none of them: for ten outputs it costs more than the exact pass.
 
     Args:
-        quantities: what the user asked for.
+        request: what the user asked for.
         samples: number of samples, or None where no time limit is set.
 
     Returns:
@@ -36,13 +37,13 @@ def levels(quantities: Quantities, samples: int | None) -> list[Level]:
         one on a part of the samples where there are enough.
 
     Example:
-        >>> from flatlens.track.quantities import parse_quantities
-        >>> [level.gives_up for level in levels(parse_quantities("all"), 40)]
+        >>> from flatlens.measurement.quantities import read_request
+        >>> [level.gives_up for level in levels(read_request("all"), 40)]
         ['', 'fewer quantities', 'fewer samples']
     """
-    reduced = quantities.one_pass()
-    choices = [Level(quantities)]
-    if reduced != quantities:
+    reduced = one_pass(request)
+    choices = [Level(request)]
+    if reduced != request:
         choices.append(Level(reduced, gives_up="fewer quantities"))
     if samples is not None and samples >= PART * FEWEST:
         choices.append(Level(reduced, is_part=True, gives_up="fewer samples"))
@@ -57,7 +58,8 @@ class TimeBudget:
         choices: the ways to measure, from expensive to cheap.
 
     Example:
-        >>> budget = TimeBudget(0.1, levels(Quantities(("nmls",)), None))
+        >>> from flatlens.measurement.quantities import read_request
+        >>> budget = TimeBudget(0.1, levels(read_request("nmls"), None))
         >>> budget.record(0, start=0.0, end=1.0)
         >>> budget.choose(now=2.0), budget.choose(now=12.0)
         (None, 0)
@@ -87,7 +89,7 @@ class TimeBudget:
         """
         seconds = self.spent.get(level, 0.0)
         last = len(self.levels) - 1
-        if self.levels[level].quantities == self.levels[last].quantities and last in self.spent:
+        if self.levels[level].request == self.levels[last].request and last in self.spent:
             return min(seconds, PART * self.spent[last])
         return seconds
 

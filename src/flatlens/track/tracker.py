@@ -17,13 +17,14 @@ from flatlens.arguments import no_type_check
 from flatlens.errors import FlatlensError
 from flatlens.measurement import Measurement
 from flatlens.measurement.measuring import measure
+from flatlens.measurement.quantities import read_request
 from flatlens.runs import Run
 from flatlens.track import checks
 from flatlens.track.budget import Level, TimeBudget, levels, now
 from flatlens.track.curves import plot_records
 from flatlens.track.folders import Exist
 from flatlens.track.journal import Journal, Record
-from flatlens.track.quantities import parse_quantities
+from flatlens.track.quantities import errors_of_part
 from flatlens.track.samples import ProbeSamples, device_of, part_of
 from flatlens.track.schedules import Schedule, every
 from flatlens.track.sinks.base import Sink
@@ -112,7 +113,7 @@ class Tracker:
         with undisturbed():
             self.samples = ProbeSamples(x, y, device_of(model), n, seed)
         samples = None if max_overhead is None else self.samples.count()
-        self.budget = TimeBudget(max_overhead, levels(parse_quantities(quantities), samples))
+        self.budget = TimeBudget(max_overhead, levels(read_request(quantities), samples))
         self.steps = 0  # steps of the optimiser that it is attached to
 
     @property
@@ -203,15 +204,14 @@ class Tracker:
         x, y = self.samples.on(device_of(self.model))  # Lightning moves the model late
         if level.is_part:
             x, y = part_of(x, y)
-        return measure(self.model, x, y, quantities=level.quantities.for_measure(), **self.options)
+        return measure(self.model, x, y, quantities=level.request.listed, **self.options)
 
     def _values(self, level: Level, m: Measurement) -> dict[str, float]:
-        own = level.quantities.own(m)
-        values = level.quantities.record(m, own)
+        values = m.to_dict()
         if self.budget.share is not None:
             values["samples"] = float(m.probe.n)
         if level.is_part:
-            values |= level.quantities.errors(m, self.samples.count(), own)
+            values |= errors_of_part(m, self.samples.count())
         return values
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:

@@ -75,8 +75,9 @@ def split(quantities: str | Sequence[str]) -> tuple[str | list[str], list[str]]:
     >>> split(["mls", "d_authors"]), split("all")
     ((['mls'], ['d_authors']), ('all', []))
     """
-    if isinstance(quantities, str):
+    if isinstance(quantities, str) and ":" not in quantities:
         return quantities, []
+    quantities = [quantities] if isinstance(quantities, str) else quantities
     names = [q for name in quantities for q in (METRICS if name == "default" else (name,))]
     names = list(dict.fromkeys(names))
     return [q for q in names if q not in VARIANTS], [q for q in names if q in VARIANTS]

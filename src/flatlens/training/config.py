@@ -20,6 +20,7 @@ from flatlens.training.schedule import due_steps
 
 __all__ = ["Config", "due_steps", "read_toml"]
 
+MLP_ON_DIGITS = (64, 500, 500, 500, 10)  # the paper's MLP, for 8 x 8 pixels
 RHO = {"sam": 0.05, "asam": 0.5, "sam-adamw": 0.05}  # the radii that the two papers recommend
 FREE = ("checkpoint_every", "snapshots")  # fields that do not change the records
 
@@ -78,8 +79,9 @@ class Config:
     samples
         Number of samples to measure, the first ones of the training data.
     quantities
-        default, all, or a list of names of quantities. The list may contain default, and the
-        variants of the paper's authors, bound_authors and d_authors.
+        default, all, or a list of names of quantities. The list may contain default, the variants
+        of the paper's authors, bound_authors and d_authors, and functions of your own that take a
+        Probe, as package.module:function.
     evaluate
         Number of training and of test samples for losses and accuracies, the first ones. By
         default all.
@@ -168,6 +170,18 @@ class Config:
     def identity(self) -> dict[str, Any]:
         """Fields that the records depend on: what a run folder stores and compares."""
         return {key: value for key, value in self.to_dict().items() if key not in FREE}
+
+    @property
+    def network_options(self) -> dict[str, Any]:
+        """Options of the network: those given, and for mlp on digits the width of its input.
+
+        >>> Config().network_options
+        {'widths': (64, 500, 500, 500, 10)}
+        """
+        options = dict(self.model_options)
+        if self.model == "mlp" and self.data.partition("?")[0] == "digits":
+            options.setdefault("widths", MLP_ON_DIGITS)
+        return options
 
     @property
     def radius(self) -> float:

@@ -11,6 +11,7 @@ import flatlens as fl
 from flatlens.errors import FlatlensError
 from flatlens.training.authors import VARIANTS, split
 from flatlens.training.config import Config
+from flatlens.training.own_quantities import resolved
 from flatlens.training.samples import Part
 from flatlens.training.steps import Loss, loss_function
 
@@ -38,7 +39,8 @@ def make_record(
     scores = _scores(network, train, test, config, step)
     measured = train.head(config.samples)
     quantities, variants = split(config.quantities)
-    m = fl.measure(network, measured.x, measured.y, quantities=quantities)
+    wanted = quantities if isinstance(quantities, str) else resolved(quantities)
+    m = fl.measure(network, measured.x, measured.y, quantities=wanted)
     others = {name: VARIANTS[name](m.probe) for name in variants}
     return {"step": step, **m.to_dict(), **others, **scores}
 

@@ -139,7 +139,7 @@ def build_network(config: Config) -> nn.Module:
     """
     with warnings.catch_warnings():  # torch warns about what is refused here
         warnings.filterwarnings("ignore", "Initializing zero-element tensors")
-        network = build(config.model, **config.model_options)
+        network = build(config.model, **config.network_options)
     for name, p in network.named_parameters():
         if not p.numel():
             raise FlatlensError(

@@ -17,6 +17,7 @@ from flatlens.files.replacing import replacing
 from flatlens.runs import RunBusyError, is_finished, read_runs
 from flatlens.training.config import Config
 from flatlens.training.grid import Grid, cells
+from flatlens.training.own_quantities import own_names
 from flatlens.training.progress import sweep_bar
 from flatlens.training.train import open_run, train
 from flatlens.training.trust import import_factory
@@ -67,7 +68,8 @@ def sweep(
             is never tried again.
         resources: what each run takes of a Dask worker, such as ``{"GPU": 1}``.
         progress: show a progress bar. By default only on a terminal.
-        code: a folder in which workers look first for the module of a model factory.
+        code: a folder in which workers look first for the modules of model factories and of own
+            quantities.
 
     Returns:
         The records of all runs below ``out``. ``attrs["busy"]`` lists the runs of this sweep that
@@ -147,13 +149,14 @@ def run_cell(settings: Mapping[str, Any], out: str, token: str, code: str | None
         out: the sweep's folder on the driver's disk.
         token: name of a file in ``out``. If this machine does not see it, the run is made in a
             temporary folder and its files are sent back.
-        code: a folder in which to look first for the module of a model factory.
+        code: a folder in which to look first for the modules of model factories and own quantities.
     """
     config = Config.from_dict(settings)
     with workplace(out, token, config.name) as place:
         try:
             if code is not None:
-                import_factory(config.model, code)
+                for name in (config.model, *own_names(config.quantities)):
+                    import_factory(name, code)
             train(config, place.folder, progress=False)
             (place.folder / ERROR).unlink(missing_ok=True)
         except RunBusyError:

@@ -1,7 +1,8 @@
-"""Whose code may run: models of flatlens, and factories that the user names on the command line.
+"""Whose code may run: models of flatlens, and what the user names on the command line.
 
 A run folder or a TOML file can come from a stranger. It may name a model that flatlens itself
-knows. Any other model is code, and it runs only if the user names the same factory or says --trust.
+knows. Any other model, and any function as a quantity, is code: it runs only if the user gives the
+same name or says --trust.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Literal
 
 from flatlens.errors import FlatlensError
 
@@ -28,37 +30,45 @@ def is_own_model(model: str) -> bool:
 
 
 def check_trusted(
-    models: Iterable[str], where: str, *, trust: bool = False, named: Collection[str] = ()
+    names: Iterable[str],
+    where: str,
+    *,
+    trust: bool = False,
+    named: Collection[str] = (),
+    option: Literal["model", "quantities"] = "model",
 ) -> None:
-    """Refuse models from a file whose code the user did not ask to run.
+    """Refuse models and quantities from a file whose code the user did not ask to run.
 
     Args:
-        models: names of models that the file holds.
+        names: names of models, or of quantities, that the file holds.
         where: the file or folder, for the message.
         trust: the user trusts the file.
-        named: factories that the user named on the command line.
+        named: factories, or functions, that the user named on the command line.
+        option: the option of the command line that takes such names.
 
     Raises:
-        FlatlensError: if a model is a factory that is not named and ``trust`` is False.
+        FlatlensError: if a name stands for code, is not among ``named``, and ``trust`` is False.
     """
-    for model in models:
-        # a name without a colon is no code: the builder refuses it as unknown
-        if ":" in model and not (trust or is_own_model(model) or model in named):
+    noun = "model" if option == "model" else "quantity"
+    for name in names:
+        own = option == "model" and is_own_model(name)
+        # a name without a colon is no code: it is refused as unknown later
+        if ":" in name and not (trust or own or name in named):
             raise FlatlensError(
-                f"{where} names the model {model!r}, which is code that is not part of flatlens; "
-                f"to run it give --model {model}, or --trust if you trust the whole file "
-                f"(models=[{model!r}] or trust=True in Python)."
+                f"{where} names the {noun} {name!r}, which is code that is not part of flatlens; "
+                f"to run it give --{option} {name}, or --trust if you trust the whole file "
+                "(trust=True in Python)."
             )
 
 
 def import_factory(model: str, folder: Path | str) -> None:
-    """Import the module of a factory, looking for it in ``folder`` first.
+    """Import the module of a factory or function, looking for it in ``folder`` first.
 
     The folder leads the search path only during this import. Afterwards it comes last, so that the
     module can still import its neighbours but no file there can shadow an installed package.
 
     Args:
-        model: name of a model; nothing happens if flatlens itself knows it.
+        model: name of a model (nothing happens if flatlens itself knows it) or of a function.
         folder: where the user's modules are.
 
     Raises:
@@ -88,4 +98,4 @@ def _message(model: str, error: BaseException) -> str:
         if frame.filename != __file__ and "importlib" not in frame.filename
     ]
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"Cannot import model {model!r}: {reason}{where}."
+    return f"Cannot import {model!r}: {reason}{where}."
