@@ -7,7 +7,7 @@ The plan is frozen. It holds no numbers, only places: an *edge number* is the pl
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
@@ -114,10 +114,21 @@ class EdgeList:
 
 
 def reaching_calls(forward: Forward, layouts: Layouts) -> tuple[list[Call], list[Layout | None]]:
-    """Return the calls that the output depends on, with their layouts."""
+    """Return the calls that the output depends on, with their layouts.
+
+    A view of a parameter that has other uses counts as a computed weight, with a gradient of its
+    own: that of the parameter is a sum over uses that read it in different ways.
+    """
+    graph = forward.graph
     calls = zip(forward.recording.calls, layouts, strict=True)
-    alive = [(call, layout) for call, layout in calls if call.out.node in forward.graph.nodes]
-    return [call for call, _ in alive], [layout for _, layout in alive]
+    alive = [(call, layout) for call, layout in calls if call.out.node in graph.nodes]
+    owned = [
+        call
+        if call.parameter is call.layer.weight or graph.uses(call.parameter) == 1
+        else replace(call, parameter=call.layer.weight)
+        for call, _ in alive
+    ]
+    return owned, [layout for _, layout in alive]
 
 
 def plan_chunk(

@@ -202,8 +202,9 @@ class _Pass:
             self.notes.append("no derivative by the input (detached, or under no_grad): it is 0")
         self.strategy = self._strategy(self.choice)
         # chunk=1 of the user measures each alone, also where samples change one another.
-        largest = min(GROUP, max(2, self.choice.chunk))
-        self.group = 1 if self.request.chunk == 1 else largest
+        # A group's forward pass keeps no activations and no rows: a few samples need about as much
+        # memory as one that is measured.
+        self.group = 1 if self.request.chunk == 1 else GROUP
         asked, chunk = self.request.chunk, self.choice.chunk
         self.arrangement = arrange(self.subject, self.strategy.run, inputs, solo, chunk, asked)
         if self.arrangement.alone is not None:
