@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from flatlens.errors import FlatlensError
 
 if TYPE_CHECKING:
-    from flatlens import figures, perturb
+    from flatlens import figures, penalties, perturb
     from flatlens.algebra.traces import Estimate
+    from flatlens.gauss_newton.computing import spectrum
+    from flatlens.gauss_newton.result import Spectrum
     from flatlens.inequalities import Bounds, Inequality, bounds
     from flatlens.measurement import Measurement
     from flatlens.measurement.comparison import Comparison, compare
@@ -53,6 +55,7 @@ __all__ = [
     "Probe",
     "Run",
     "Sketch",
+    "Spectrum",
     "Tracker",
     "adaptive_sharpness",
     "at",
@@ -72,12 +75,14 @@ __all__ = [
     "nmls_through",
     "normalized_mls",
     "on_interpolation",
+    "penalties",
     "perturb",
     "probe",
     "read_runs",
     "sharpness",
     "sharpness_untied",
     "sketch",
+    "spectrum",
     "sweep",
     "volume",
     "weighted_nmls",
@@ -87,6 +92,8 @@ __all__ = [
 # and ``flatlens --help`` must not wait for it.
 _HOMES = {
     "algebra.traces": ("Estimate",),
+    "gauss_newton.computing": ("spectrum",),
+    "gauss_newton.result": ("Spectrum",),
     "measurement.comparison": ("Comparison", "compare"),
     "inequalities": ("Bounds", "Inequality", "bounds"),
     "measurement": ("Measurement",),
@@ -102,7 +109,7 @@ _HOMES = {
     "track": ("Tracker", "at", "every", "log_spaced", "on_interpolation"),
     "training.sweep": ("sweep",),
 }
-_FOLDERS = ("figures", "perturb")
+_FOLDERS = ("figures", "penalties", "perturb")
 
 
 def __getattr__(name: str) -> Any:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -27,24 +27,43 @@ from flatlens.passes.choice import Choice, choose
 from flatlens.passes.columns import ChunkColumns, ColumnTable
 from flatlens.passes.exact import Exact
 from flatlens.passes.forward import Forward, Subject
-from flatlens.passes.independence import NeedsSinglesError, check_subset
+from flatlens.passes.independence import Layouts, NeedsSinglesError, check_subset
 from flatlens.passes.input_choice import InputChoice, choose_inputs
 from flatlens.passes.request import Request
 from flatlens.passes.sharpness_only import SharpnessOnly
 from flatlens.passes.sketch import ExactIsCheaperError, SketchStrategy, plain_kernels
 from flatlens.probes import Probe
 
-Strategy = Exact | SharpnessOnly | SketchStrategy
 GROUP = 8  # samples that are run together where each is measured alone
 
 
-def look(model: nn.Module, batches: Iterable[Inputs], request: Request) -> Probe:
+@runtime_checkable
+class Strategy(Protocol):
+    """Measures one chunk of samples after another."""
+
+    def run(self, inputs: Inputs, plan: CapturePlan, start: int = 0) -> Forward:
+        """Run the network once."""
+
+    def measure(self, inputs: Inputs, forward: Forward, layouts: Layouts) -> ChunkColumns:
+        """Measure the samples of one forward pass."""
+
+
+MakeStrategy = Callable[[Subject, Request, Buffers, Choice], Strategy]
+
+
+def look(
+    model: nn.Module,
+    batches: Iterable[Inputs],
+    request: Request,
+    make_strategy: MakeStrategy | None = None,
+) -> Probe:
     """Measure a network on batches of inputs, taken as they come.
 
     Args:
         model: any module; it is measured in evaluation mode and left exactly as it was.
         batches: inputs with samples first.
         request: what is asked for.
+        make_strategy: makes the strategy; None takes the one that the request chooses.
 
     Raises:
         FlatlensError: if the network cannot be measured, with the reason.
@@ -57,7 +76,7 @@ def look(model: nn.Module, batches: Iterable[Inputs], request: Request) -> Probe
         )
     with untouched(model):
         subject = Subject(model, dtype, request.output, list(model.named_parameters()))
-        pass_ = _Pass(subject, request)
+        pass_ = _Pass(subject, request, make_strategy)
         for batch in batches:
             pass_.take(batch.floats(dtype) if notes else batch)
         return pass_.finish().with_notes(*notes)
@@ -77,8 +96,10 @@ class _Pass:
         notes: what the user should know.
     """
 
-    def __init__(self, subject: Subject, request: Request) -> None:
-        self.subject, self.request = subject, request
+    def __init__(
+        self, subject: Subject, request: Request, make_strategy: MakeStrategy | None = None
+    ) -> None:
+        self.subject, self.request, self.make_strategy = subject, request, make_strategy
         self.choice: Choice | None = None
         self.inputs: InputChoice | None = None
         self.arrangement: Arrangement | None = None
@@ -173,6 +194,8 @@ class _Pass:
             self._one_at_a_time(self.arrangement.singles_because)
 
     def _strategy(self, choice: Choice) -> Strategy:
+        if self.make_strategy is not None:
+            return self.make_strategy(self.subject, self.request, self.buffers, choice)
         if choice.method == "sketch":
             return SketchStrategy(self.subject, self.request, self.buffers, choice.products)
         if choice.method == "sharpness_only":
