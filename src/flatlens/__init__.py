@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flatlens.algebra.traces import Estimate
     from flatlens.gauss_newton.computing import spectrum
     from flatlens.gauss_newton.result import Spectrum
+    from flatlens.geometry.table import representations
     from flatlens.inequalities import Bounds, Inequality, bounds
     from flatlens.measurement import Measurement
     from flatlens.measurement.comparison import Comparison, compare
@@ -79,6 +80,7 @@ __all__ = [
     "perturb",
     "probe",
     "read_runs",
+    "representations",
     "sharpness",
     "sharpness_untied",
     "sketch",
@@ -94,6 +96,7 @@ _HOMES = {
     "algebra.traces": ("Estimate",),
     "gauss_newton.computing": ("spectrum",),
     "gauss_newton.result": ("Spectrum",),
+    "geometry.table": ("representations",),
     "measurement.comparison": ("Comparison", "compare"),
     "inequalities": ("Bounds", "Inequality", "bounds"),
     "measurement": ("Measurement",),
