@@ -9,6 +9,7 @@
 | ``relative_flatness`` | sum_ss' <w_s, w_s'> Tr H_ss' | Petzka et al. |
 | ``normalized_sharpness`` | minimised over scales of rows and columns | Eq. 36 |
 | ``lambda_max``, ``edge_of_stability`` | the top eigenvalue of H | |
+| ``margin_radius`` | first-order distance to another decision, per sample | Elsayed et al. |
 
 Each gives an :class:`Estimate`: the value, its standard error, and whether it may be trusted. Only
 trainable parameters count. The model runs in evaluation mode and is left exactly as found. A
@@ -22,6 +23,7 @@ from __future__ import annotations
 from flatlens.algebra.traces import Estimate
 from flatlens.curvature.hessian_trace import adaptive_sharpness_hessian, hessian_trace
 from flatlens.curvature.input_ascent import input_sensitivity_ascent
+from flatlens.curvature.margins import margin_radius
 from flatlens.curvature.normalized_sharpness import normalized_sharpness
 from flatlens.curvature.perturbed_weights import adaptive_sharpness_sampled
 from flatlens.curvature.relative_flatness import relative_flatness
@@ -35,6 +37,7 @@ __all__ = [
     "hessian_trace",
     "input_sensitivity_ascent",
     "lambda_max",
+    "margin_radius",
     "normalized_sharpness",
     "relative_flatness",
 ]

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float, Int
 
 from flatlens.algebra.operator_norms import WeightNorms
+from flatlens.capture.chain import Chain
 from flatlens.errors import FlatlensError
 
 Array = np.ndarray
@@ -196,6 +197,7 @@ class Probe:
     notes: list[str] = field(default_factory=list)
     sketch: Sketch | None = None
     inputs: list[str] = field(default_factory=list)  # arguments that a derivative was taken by
+    chain: Chain | None = None  # layers and Lipschitz maps from input to output; None: not looked
 
     def merge(self, *others: Probe) -> Probe:
         """Return one probe of all samples, from probes of shares of them, in their order."""
@@ -240,7 +242,16 @@ def merge(*probes: Probe) -> Probe:
         chunk=max(p.chunk for p in probes),
         notes=list(dict.fromkeys(note for p in probes for note in p.notes)),
         sketch=_joined_sketch([p.sketch for p in probes], n),
+        chain=_joined_chain([p.chain for p in probes]),
     )
+
+
+def _joined_chain(chains: list[Chain | None]) -> Chain | None:
+    """Return the chain of all samples; None where some share was not looked at."""
+    total = chains[0]
+    for chain in chains[1:]:
+        total = None if total is None or chain is None else total.joined(chain)
+    return total
 
 
 def _alike(one: Probe, other: Probe) -> bool:

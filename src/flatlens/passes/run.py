@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from flatlens.algebra.buffers import Buffers
+from flatlens.capture.chain import Chain, find_chain
 from flatlens.capture.inputs import Inputs, check_alone, check_finite
 from flatlens.capture.no_trace import in_float, original, untouched
 from flatlens.capture.recording import CapturePlan
@@ -29,6 +30,7 @@ from flatlens.passes.exact import Exact
 from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.independence import Layouts, NeedsSinglesError, check_subset
 from flatlens.passes.input_choice import InputChoice, choose_inputs
+from flatlens.passes.plan import reaching_calls
 from flatlens.passes.request import Request
 from flatlens.passes.sharpness_only import SharpnessOnly
 from flatlens.passes.sketch import ExactIsCheaperError, SketchStrategy, plain_kernels
@@ -91,6 +93,7 @@ class _Pass:
         arrangement: where the samples lie; None before the first batch.
         strategy: measures a chunk.
         table: the numbers so far.
+        chain: the layers and Lipschitz maps from the input to the output, for all samples so far.
         group: samples that are run together, to see that they are independent, where each one is
             measured alone.
         notes: what the user should know.
@@ -107,6 +110,7 @@ class _Pass:
         self.table = ColumnTable(subject)
         self.buffers = Buffers()
         self.M = 0
+        self.chain: Chain | None = None
         self.group = 1
         self.notes: list[str] = []
 
@@ -226,7 +230,15 @@ class _Pass:
             check_alone(forward.f, arrangement.alone, again)
         single = (None,) * len(forward.recording.calls)
         layouts = arrangement.layouts if inputs.n > 1 else single
+        self._look_for_chain(forward, layouts)
         return self.strategy.measure(inputs, forward, layouts)
+
+    def _look_for_chain(self, forward: Forward, layouts: Layouts) -> None:
+        """Note whether the network is a chain of layers and Lipschitz maps, for all samples."""
+        if self.request.root is None:  # of R^T f nothing is known
+            calls, _ = reaching_calls(forward, layouts)
+            chain = find_chain(forward.f, forward.graph, forward.edges, calls)
+            self.chain = chain if self.chain is None else self.chain.joined(chain)
 
     def _forward(self, inputs: Inputs) -> Forward:
         """Run a chunk; where it overwrites tensors that the trial did not, clone all of them."""
@@ -247,7 +259,8 @@ class _Pass:
         self.buffers.leave()
         probe = assemble(self.table, self.request.weight_norm, self.M, self.choice.chunk)
         assert self.inputs is not None
-        probe = replace(probe, inputs=self.inputs.names).with_notes(*self.notes)
+        probe = replace(probe, inputs=self.inputs.names, chain=self.chain)
+        probe = probe.with_notes(*self.notes)
         if isinstance(self.strategy, SketchStrategy):
             return self.strategy.with_errors(probe)
         return probe
