@@ -178,7 +178,7 @@ def _quotient(node: Any, child: tuple[Node, int]) -> float:
 
 
 def _shift(node: Any, child: tuple[Node, int]) -> float:
-    """A sum or difference with values that do not depend on the input, without repeating entries."""
+    """A sum with values that do not depend on the input, without repeating entries."""
     _same_shape(node, child)
     scale = float(getattr(node, "_saved_alpha", 1))
     return max(1.0, abs(scale))

@@ -27,6 +27,18 @@ OWN_PASSES = {
     "normalized_sharpness": False,
     "relative_flatness": True,
     "lambda_max": False,
+    "fisher_trace": True,
+    "gradient_noise_scale": False,
+    "batch_sharpness": True,
+}
+# It needs the learning rate, which a Tracker knows and ``measure`` does not.
+EDGE = "edge_of_stability"
+PRODUCT, HESSIAN = "one more product", "Hessian products"
+COSTS = {
+    **dict.fromkeys(METRICS, "free"),  # all of them together take one pass
+    **dict.fromkeys((*OWN_PASSES, EDGE), HESSIAN),
+    **dict.fromkeys(("fisher_trace", "gradient_noise_scale"), PRODUCT),
+    "normalized_sharpness": PRODUCT,
 }
 SETS = {
     "default": tuple(METRICS),
@@ -78,6 +90,11 @@ def read_request(quantities: Any) -> Request:
     """
     names, functions = _names_and_functions(quantities)
     for name in names:
+        if name == EDGE:
+            raise FlatlensError(
+                f"{EDGE} needs the learning rate: use a Tracker with attach(optimizer), or "
+                "perturb.edge_of_stability(lr, model, x, y)"
+            )
         if name not in METRICS and name not in OWN_PASSES and name not in table.NAMES:
             raise FlatlensError(
                 f"quantity {name!r} is unknown; choose from {', '.join([*METRICS, *OWN_PASSES])}, "

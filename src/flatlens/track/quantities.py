@@ -12,7 +12,7 @@ import torch
 from flatlens.arguments import short_repr
 from flatlens.errors import FlatlensError, first_line
 from flatlens.measurement import Measurement
-from flatlens.measurement.quantities import OWN_PASSES
+from flatlens.measurement.quantities import EDGE, OWN_PASSES
 from flatlens.metrics import HEADLINE, METRICS
 from flatlens.probes import Probe
 
@@ -24,7 +24,7 @@ SETS = {
     "all": (*METRICS, *OWN_PASSES),
     "headline": HEADLINE_METRICS,
 }
-TAKEN = {*SETS["all"], "<lambda>", "loss", "accuracy", "samples", "step", "run"}
+TAKEN = {*SETS["all"], EDGE, "<lambda>", "loss", "accuracy", "samples", "step", "run"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class Quantities:
         for name in ("default", "all"):
             if self.names == SETS[name]:
                 return name
-        return [*self.names, *(name for name in METRICS if name in self.unasked)]
+        names = ["lambda_max" if name == EDGE else name for name in self.names]
+        return [*dict.fromkeys(names), *(name for name in METRICS if name in self.unasked)]
 
     def one_pass(self) -> Quantities:
         """Return the quantities that need no passes of their own, or all if none would be left."""
@@ -108,6 +109,24 @@ class Quantities:
             }
 
 
+def edge_of_stability(values: dict[str, float], learning_rate: float | None) -> dict[str, float]:
+    """Return lr lambda_max / 2, above 1 of which gradient descent is unstable (Cohen et al. 2021).
+
+    Args:
+        values: a record with ``lambda_max``.
+        learning_rate: of the optimiser, or None where it is not known.
+
+    Raises:
+        FlatlensError: if the learning rate is not known.
+    """
+    if learning_rate is None:
+        raise FlatlensError(
+            "edge_of_stability needs the learning rate; call tracker.attach(optimizer), or pass "
+            "lr=... with the step"
+        )
+    return {EDGE: learning_rate * values["lambda_max"] / 2}
+
+
 def own_value(function: Function, probe: Probe) -> np.ndarray:
     """Compute an own quantity.
 
@@ -163,10 +182,10 @@ def parse_quantities(quantities: Any) -> Quantities:
     for item in items:
         if isinstance(item, str) and item in SETS:
             names += SETS[item]
-        elif isinstance(item, str) and item in SETS["all"]:
+        elif isinstance(item, str) and item in (*SETS["all"], EDGE):
             names.append(item)
         elif isinstance(item, str):
-            known = ", ".join([*SETS, *SETS["all"]])
+            known = ", ".join([*SETS, *SETS["all"], EDGE])
             raise FlatlensError(f"quantities has the unknown name {item!r}; choose from {known}")
         elif any(item is metric for metric in METRICS.values()):  # such as fl.nmls
             names += [name for name, metric in METRICS.items() if metric is item]
