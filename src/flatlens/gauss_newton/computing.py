@@ -236,8 +236,12 @@ def module_of(parameter: str) -> str:
 
 
 def _positive(values: Float[Tensor, " r"], eps: float = 2.0**-52) -> Float[Tensor, " k"]:
-    """Return the eigenvalues above rounding; the values come largest first."""
-    return values[values > eps * len(values) * float(values[0].clamp(min=0))]
+    """Return the eigenvalues above rounding; the values come largest first.
+
+    Errors of single entries are independent, so that their matrix has a norm of eps sqrt(r).
+    """
+    rounding = 4 * eps * len(values) ** 0.5 * float(values[0].clamp(min=0))
+    return values[values > rounding]
 
 
 def _state(model: nn.Module) -> list[float]:
