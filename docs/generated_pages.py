@@ -15,10 +15,11 @@ GROUPS = {
     "Look at a network once": [
         *("probe", "sketch", "Probe", "InputProbe", "LayerProbe", "ParameterProbe", "Sketch"),
     ],
+    "Curvature and representations": ["spectrum", "Spectrum", "representations"],
     "Quantities of a probe": [
         *("sharpness", "sharpness_untied", "adaptive_sharpness", "matrix_normalized_sharpness"),
         *("mls", "nmls", "nmls_through", "weighted_nmls", "normalized_mls", "input_invariant_mls"),
-        *("volume", "log_volume", "network_volume", "local_dimension"),
+        *("volume", "log_volume", "network_volume", "local_dimension", "max_sensitivity"),
     ],
     "Follow a training": ["Tracker", "every", "at", "log_spaced", "on_interpolation"],
     "Runs and sweeps": ["Run", "read_runs", "sweep"],
@@ -26,6 +27,7 @@ GROUPS = {
 }
 MODULES = {
     "flatlens.perturb": "Quantities that need passes of their own.",
+    "flatlens.geometry.plots": "Figures of tables of representations.",
     "flatlens.penalties": "Differentiable penalties to train with.",
     "flatlens.data": "Data by name.",
     "flatlens.figures": "Figures as functions of the table that `flatlens.read_runs` returns.",

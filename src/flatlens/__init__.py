@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 from flatlens.errors import FlatlensError
 
 if TYPE_CHECKING:
-    from flatlens import figures, perturb
+    from flatlens import figures, penalties, perturb
     from flatlens.algebra.traces import Estimate
+    from flatlens.gauss_newton.computing import spectrum
+    from flatlens.gauss_newton.result import Spectrum
+    from flatlens.geometry.table import representations
     from flatlens.inequalities import Bounds, Inequality, bounds
     from flatlens.measurement import Measurement
     from flatlens.measurement.comparison import Comparison, compare
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
         local_dimension,
         log_volume,
         matrix_normalized_sharpness,
+        max_sensitivity,
         mls,
         network_volume,
         nmls,
@@ -53,6 +57,7 @@ __all__ = [
     "Probe",
     "Run",
     "Sketch",
+    "Spectrum",
     "Tracker",
     "adaptive_sharpness",
     "at",
@@ -65,6 +70,7 @@ __all__ = [
     "log_spaced",
     "log_volume",
     "matrix_normalized_sharpness",
+    "max_sensitivity",
     "measure",
     "mls",
     "network_volume",
@@ -72,12 +78,15 @@ __all__ = [
     "nmls_through",
     "normalized_mls",
     "on_interpolation",
+    "penalties",
     "perturb",
     "probe",
     "read_runs",
+    "representations",
     "sharpness",
     "sharpness_untied",
     "sketch",
+    "spectrum",
     "sweep",
     "volume",
     "weighted_nmls",
@@ -87,6 +96,9 @@ __all__ = [
 # and ``flatlens --help`` must not wait for it.
 _HOMES = {
     "algebra.traces": ("Estimate",),
+    "gauss_newton.computing": ("spectrum",),
+    "gauss_newton.result": ("Spectrum",),
+    "geometry.table": ("representations",),
     "measurement.comparison": ("Comparison", "compare"),
     "inequalities": ("Bounds", "Inequality", "bounds"),
     "measurement": ("Measurement",),
@@ -94,7 +106,7 @@ _HOMES = {
     "metrics": (
         *("sharpness", "sharpness_untied", "adaptive_sharpness", "matrix_normalized_sharpness"),
         *("mls", "nmls", "nmls_through", "weighted_nmls", "normalized_mls", "input_invariant_mls"),
-        *("volume", "log_volume", "network_volume", "local_dimension"),
+        *("volume", "log_volume", "network_volume", "local_dimension", "max_sensitivity"),
     ),
     "passes.probing": ("probe", "sketch"),
     "probes": ("InputProbe", "LayerProbe", "ParameterProbe", "Probe", "Sketch"),
@@ -102,7 +114,7 @@ _HOMES = {
     "track": ("Tracker", "at", "every", "log_spaced", "on_interpolation"),
     "training.sweep": ("sweep",),
 }
-_FOLDERS = ("figures", "perturb")
+_FOLDERS = ("figures", "penalties", "perturb")
 
 
 def __getattr__(name: str) -> Any:

@@ -128,6 +128,21 @@ def mls(p: Probe) -> Float[Array, " n"]:
     return p.input.singular[:, 0]
 
 
+@total(INPUT_SPECTRUM)
+def max_sensitivity(p: Probe) -> float:
+    """Largest sensitivity of all samples, max_i ||grad_x f(x_i)||_2.
+
+    It is a lower bound of the Lipschitz constant of f (docs/theory.md section 8).
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.ReLU()).double()
+    >>> for q in net.parameters(): _ = torch.nn.init.constant_(q, 2.0)
+    >>> fl.measure(net, torch.tensor([[3.0], [-5.0]]).double())["max_sensitivity"]
+    2.0
+    """
+    return float(p.input.singular[:, 0].max())
+
+
 @metric(LAYER_SPECTRA)
 def nmls(p: Probe) -> Float[Array, " n"]:
     """Network maximum local sensitivity: the sum of MLS over measured layers, Def. 3.9.
@@ -373,6 +388,7 @@ METRICS: dict[str, Metric | Total] = {
     "adaptive_sharpness": adaptive_sharpness,
     "matrix_normalized_sharpness": matrix_normalized_sharpness,
     "mls": mls,
+    "max_sensitivity": max_sensitivity,
     "nmls": nmls,
     "nmls_through": nmls_through,
     "weighted_nmls": weighted_nmls,

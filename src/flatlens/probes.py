@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float, Int
 
 from flatlens.algebra.operator_norms import WeightNorms
+from flatlens.capture.chain import Chain
 from flatlens.errors import FlatlensError
 
 Array = np.ndarray
@@ -222,6 +223,7 @@ class Probe:
     inputs: list[str] = field(default_factory=list)  # arguments that a derivative was taken by
     # parameters that multiply a tensor without being the weight of a measured layer
     unmeasured: list[str] = field(default_factory=list)
+    chain: Chain | None = None  # layers and Lipschitz maps from input to output; None: not looked
 
     def merge(self, *others: Probe) -> Probe:
         """Return one probe of all samples, from probes of shares of them, in their order."""
@@ -275,7 +277,16 @@ def merge(*probes: Probe) -> Probe:
         notes=list(dict.fromkeys(note for p in probes for note in p.notes)),
         unmeasured=list(dict.fromkeys(name for p in probes for name in p.unmeasured)),
         sketch=_joined_sketch(probes, names, n),
+        chain=_joined_chain([p.chain for p in probes]),
     )
+
+
+def _joined_chain(chains: list[Chain | None]) -> Chain | None:
+    """Return the chain of all samples; None where some share was not looked at."""
+    total = chains[0]
+    for chain in chains[1:]:
+        total = None if total is None or chain is None else total.joined(chain)
+    return total
 
 
 def _alike(one: Probe, other: Probe) -> bool:

@@ -34,7 +34,7 @@ CHUNK = 52  # four of each family
 NAMES = [
     *("eq6", "eq8", "eq9", "eq10", "eq11", "eq11_bias", "eq48_ab", "eq48_bc", "eq48_cd"),
     *("eq12", "eq12_bias", "eq12_untied", "eq12_tied_rank", "eq17", "eq17_telescoped"),
-    *("eq35", "eq37", "eq44", "eq44_shared", "log_volume"),
+    *("eq35", "eq37", "eq44", "eq44_shared", "log_volume", "lipschitz"),
 ]
 PAPER_FIRST = ["eq6", "eq9", "eq11", "eq11_bias", "eq48_ab", "eq44", "log_volume"]
 PAPER_ALL = ["eq10", "eq12", "eq12_bias", "eq35"]
@@ -75,6 +75,8 @@ def complaints(case: Case, finds_first: bool = True) -> list[str]:
     for name, b in all_rows.items():
         if b.verdict == "theorem" and not b.holds:
             found.append(f"fails: {b}")
+        if name == "lipschitz":  # its conditions have tests of their own, in test_lipschitz.py
+            continue
         rtol = 1e-6 if iterated or "exact" in name else 1e-8
         found += compared(b, truth.get(name), rtol, finds_first)
     cheap, exact = (all_rows[name].rhs for name in ("eq12_untied", "eq12_untied, exact"))
@@ -178,7 +180,9 @@ def test_random_networks_earn_every_verdict():
             seen[b.name].add(b.verdict)
     for name in NAMES:
         assert "theorem" in seen[name], name
-        assert "observation" in seen[name] or name in (*ALWAYS, "eq17_telescoped"), name
+        assert "observation" in seen[name] or name in (*ALWAYS, "eq17_telescoped", "lipschitz"), (
+            name
+        )
     assert "not applicable" in seen["eq11"] & seen["eq17_telescoped"] & seen["eq37"]
 
 

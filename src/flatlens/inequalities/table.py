@@ -35,6 +35,7 @@ from flatlens.inequalities.conditions import (
     why_not_leaf,
     why_read_beside,
 )
+from flatlens.inequalities.lipschitz import LIPSCHITZ
 from flatlens.inequalities.network import Network, ratios
 from flatlens.inequalities.verdicts import NO_FIRST_LAYER, Row, all_layers
 from flatlens.metrics import (
@@ -420,5 +421,6 @@ TABLE: tuple[Row, ...] = (
     Row("log_volume", "theory 3", lhs_log_volume, rhs_log_volume, DENSE_FIRST,
         first=PAPER_AT_THE_INPUT, infinite=zero_input(first_layers, bias=True),
         logs=True, show_logs=True),
+    LIPSCHITZ,
 )  # fmt: skip
 NAMES = tuple(row.name for row in TABLE)

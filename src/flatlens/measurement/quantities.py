@@ -28,6 +28,18 @@ OWN_PASSES = {
     "normalized_sharpness": False,
     "relative_flatness": True,
     "lambda_max": False,
+    "fisher_trace": True,
+    "gradient_noise_scale": False,
+    "batch_sharpness": True,
+}
+# It needs the learning rate, which a Tracker knows and ``measure`` does not.
+EDGE = "edge_of_stability"
+PRODUCT, HESSIAN = "one more product", "Hessian products"
+COSTS = {
+    **dict.fromkeys(METRICS, "free"),  # all of them together take one pass
+    **dict.fromkeys((*OWN_PASSES, EDGE), HESSIAN),
+    **dict.fromkeys(("fisher_trace", "gradient_noise_scale"), PRODUCT),
+    "normalized_sharpness": PRODUCT,
 }
 SETS = {
     "default": tuple(METRICS),
@@ -45,6 +57,7 @@ class Request:
     own_passes: tuple[str, ...]  # they run the network again
     inequalities: tuple[str, ...] | None  # None: all of them
     functions: tuple[OwnFunction, ...]  # given by the user
+    edge: bool = False  # whether the learning rate times lambda_max is recorded
 
     @property
     def listed(self) -> list[str | OwnFunction]:
@@ -67,11 +80,12 @@ class Request:
         return self.metrics == ("sharpness",) and not others
 
 
-def read_request(quantities: Any) -> Request:
+def read_request(quantities: Any, edge: bool = False) -> Request:
     """Sort the argument ``quantities`` of ``measure`` by how each entry is computed.
 
     Args:
         quantities: "default", "all", "headline", a name, a function of a Probe, or a list of these.
+        edge: whether the caller knows the learning rate, which ``edge_of_stability`` needs.
 
     Returns:
         The request. Inequalities are restricted to those that are named, if any is.
@@ -85,7 +99,15 @@ def read_request(quantities: Any) -> Request:
         (('sharpness',), ('eq12',))
     """
     names, functions = _names_and_functions(quantities)
+    asked_edge = edge and EDGE in names
+    if asked_edge:
+        names = list(dict.fromkeys("lambda_max" if name == EDGE else name for name in names))
     for name in names:
+        if name == EDGE:
+            raise FlatlensError(
+                f"{EDGE} needs the learning rate: use a Tracker with attach(optimizer), or "
+                "perturb.edge_of_stability(lr, model, x, y)"
+            )
         if name not in METRICS and name not in OWN_PASSES and name not in table.NAMES:
             raise FlatlensError(
                 f"quantities has the unknown name {name!r}; choose from "
@@ -98,6 +120,7 @@ def read_request(quantities: Any) -> Request:
         own_passes=tuple(name for name in names if name in OWN_PASSES),
         inequalities=inequalities or None,
         functions=functions,
+        edge=asked_edge,
     )
 
 

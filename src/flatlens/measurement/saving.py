@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from flatlens.algebra.operator_norms import WeightNorms
+from flatlens.capture.chain import Chain
 from flatlens.errors import FlatlensError, first_line
 from flatlens.files.plain_json import dumps, from_plain
 from flatlens.files.reading import LARGEST_LINES, read_json
@@ -39,7 +40,7 @@ CLASSES: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         *(Probe, InputProbe, LayerProbe, FirstLayerProbe, ParameterProbe),
-        *(Sketch, WeightNorms),
+        *(Sketch, WeightNorms, Chain),
     )
 }
 DTYPES = {"float64": "<f8", "float32": "<f4", "int64": "<i8", "int32": "<i4", "bool": "|b1"}

@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from flatlens.capture.chain import Chain
 from flatlens.capture.inputs import check_finite
 from flatlens.errors import FlatlensError
 from flatlens.passes.forward import Subject
@@ -42,6 +43,7 @@ class ChunkColumns:
         sums: over samples.
         first_weight: the weight of the layer that reads the input.
         unmeasured: parameters with a linear map that is not measured as a layer.
+        chain: the layers and Lipschitz maps from the input to the output, by number of the call.
     """
 
     layers: list[LayerFacts]
@@ -50,6 +52,7 @@ class ChunkColumns:
     sums: dict[str, Tensor] = field(default_factory=dict)
     first_weight: Tensor | None = None
     unmeasured: tuple[str, ...] = ()
+    chain: Chain | None = None
 
 
 class ColumnTable:

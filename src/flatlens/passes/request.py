@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -48,6 +48,17 @@ class SketchOptions:
             raise FlatlensError(
                 f"top={self.top} singular values cannot be found; ask for 1 or more"
             )
+
+
+@runtime_checkable
+class Root(Protocol):
+    """Rows by which the outputs of each sample are multiplied before they are measured."""
+
+    def transposed(self, f: Tensor, samples: slice) -> Tensor:
+        """The rows of each sample, [b, k, N]."""
+
+    def products(self, f: Tensor, samples: slice) -> RootProducts:
+        """Products with these matrices and their transposes."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +109,7 @@ class Request:
     output: Any = None
     chunk: int | None = None
     memory: int | None = None
-    root: LossRoot | None = None
+    root: Root | None = None
     weight_norm: str = "operator"
     sharpness_alone: bool = False
     adaptive: bool = True

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from flatlens.algebra.buffers import Buffers
+from flatlens.capture.chain import Chain, find_chain
 from flatlens.capture.inputs import Inputs, check_alone, check_finite
 from flatlens.capture.no_trace import float_copy, in_float, original, untouched
 from flatlens.capture.recording import CapturePlan
@@ -27,8 +28,9 @@ from flatlens.passes.choice import Choice, choose
 from flatlens.passes.columns import ChunkColumns, ColumnTable
 from flatlens.passes.exact import Exact
 from flatlens.passes.forward import Forward, Subject
-from flatlens.passes.independence import NeedsSinglesError, check_subset
+from flatlens.passes.independence import Layouts, NeedsSinglesError, check_subset
 from flatlens.passes.input_choice import InputChoice, choose_inputs
+from flatlens.passes.plan import reaching_calls
 from flatlens.passes.precision import (
     NeedsFloat64Error,
     check_linear,
@@ -40,18 +42,37 @@ from flatlens.passes.sharpness_only import SharpnessOnly
 from flatlens.passes.sketch import ExactIsCheaperError, SketchStrategy, plain_kernels
 from flatlens.probes import Probe, why_unmeasured
 
-Strategy = Exact | SharpnessOnly | SketchStrategy
 NO_SAMPLES = "there are no samples (n = 0); give at least one"
 GROUP = 8  # samples that are run together where each is measured alone
 
 
-def look(model: nn.Module, batches: Iterable[Inputs], request: Request) -> Probe:
+@runtime_checkable
+class Strategy(Protocol):
+    """Measures one chunk of samples after another."""
+
+    def run(self, inputs: Inputs, plan: CapturePlan, start: int = 0) -> Forward:
+        """Run the network once."""
+
+    def measure(self, inputs: Inputs, forward: Forward, layouts: Layouts) -> ChunkColumns:
+        """Measure the samples of one forward pass."""
+
+
+MakeStrategy = Callable[[Subject, Request, Buffers, Choice], Strategy]
+
+
+def look(
+    model: nn.Module,
+    batches: Iterable[Inputs],
+    request: Request,
+    make_strategy: MakeStrategy | None = None,
+) -> Probe:
     """Measure a network on batches of inputs, taken as they come.
 
     Args:
         model: any module; it is measured in evaluation mode and left exactly as it was.
         batches: inputs with samples first.
         request: what is asked for.
+        make_strategy: makes the strategy; None takes the one that the request chooses.
 
     Raises:
         FlatlensError: if the network cannot be measured, with the reason.
@@ -65,13 +86,14 @@ def look(model: nn.Module, batches: Iterable[Inputs], request: Request) -> Probe
     batches = iter(batches)
     first_batch = next(batches, None)
     try:
-        return _look(model, dtype, first_batch, batches, request, notes)
+        return _look(model, dtype, first_batch, batches, request, notes, make_strategy)
     except NeedsFloat64Error as why:
         if why.in_a_later_batch:
             raise
         note = "small derivatives are lost in float32: measured on a float64 copy of the model"
         copied = float_copy(model, torch.float64)
-        return _look(copied, torch.float64, first_batch, batches, request, [*notes, note])
+        notes = [*notes, note]
+        return _look(copied, torch.float64, first_batch, batches, request, notes, make_strategy)
 
 
 def _look(
@@ -81,6 +103,7 @@ def _look(
     batches: Iterable[Inputs],
     request: Request,
     notes: list[str],
+    make_strategy: MakeStrategy | None,
 ) -> Probe:
     """Measure a network in one precision; ``notes`` say that it is a copy."""
     with untouched(model):
@@ -88,7 +111,7 @@ def _look(
         if first_batch is None:
             raise FlatlensError(NO_SAMPLES)
         precision = dtype if named else first_batch.precision
-        pass_ = _Pass(Subject(model, precision, request.output, named), request)
+        pass_ = _Pass(Subject(model, precision, request.output, named), request, make_strategy)
         pass_.take(first_batch.floats(dtype) if notes else first_batch)
         for batch in batches:
             try:
@@ -108,13 +131,16 @@ class _Pass:
         arrangement: where the samples lie; None before the first batch.
         strategy: measures a chunk.
         table: the numbers so far.
+        chain: the layers and Lipschitz maps from the input to the output, for all samples so far.
         group: samples that are run together, to see that they are independent, where each one is
             measured alone.
         notes: what the user should know.
     """
 
-    def __init__(self, subject: Subject, request: Request) -> None:
-        self.subject, self.request = subject, request
+    def __init__(
+        self, subject: Subject, request: Request, make_strategy: MakeStrategy | None = None
+    ) -> None:
+        self.subject, self.request, self.make_strategy = subject, request, make_strategy
         self.choice: Choice | None = None
         self.inputs: InputChoice | None = None
         self.arrangement: Arrangement | None = None
@@ -122,6 +148,7 @@ class _Pass:
         self.table = ColumnTable(subject)
         self.buffers = Buffers()
         self.M = 0
+        self.chain: Chain | None = None
         self.group = 1
         self.notes: list[str] = []
 
@@ -163,6 +190,9 @@ class _Pass:
 
     def _add(self, chunk: ChunkColumns) -> None:
         numbers = self.table.add(chunk)
+        if chunk.chain is not None:
+            chain = replace(chunk.chain, layers=tuple(numbers[i] for i in chunk.chain.layers))
+            self.chain = chain if self.chain is None else self.chain.joined(chain)
         if isinstance(self.strategy, SketchStrategy):
             self.strategy.take_slots(numbers)
 
@@ -213,6 +243,8 @@ class _Pass:
             self._one_at_a_time(self.arrangement.singles_because)
 
     def _strategy(self, choice: Choice) -> Strategy:
+        if self.make_strategy is not None:
+            return self.make_strategy(self.subject, self.request, self.buffers, choice)
         if choice.method == "sketch":
             return SketchStrategy(self.subject, self.request, self.buffers, choice.products)
         if choice.method == "sharpness_only":
@@ -244,6 +276,10 @@ class _Pass:
         single = (None,) * len(forward.recording.calls)
         layouts = arrangement.layouts if inputs.n > 1 else single
         chunk = self.strategy.measure(inputs, forward, layouts)
+        if chunk.layers and self.request.root is None:  # of R^T f nothing is known
+            calls, _ = reaching_calls(forward, layouts)
+            chain = find_chain(forward.f, forward.graph, forward.edges, calls)
+            chunk = replace(chunk, chain=chain)
         if self.subject.dtype == torch.float32:
             self._check_digits(inputs, chunk)
         return chunk
@@ -276,7 +312,8 @@ class _Pass:
         assert self.inputs is not None
         if missing := why_unmeasured(probe.unmeasured):
             self.notes.append(f"{missing}: NMLS and the sums over layers leave it out")
-        probe = replace(probe, inputs=self.inputs.names).with_notes(*self.notes)
+        probe = replace(probe, inputs=self.inputs.names, chain=self.chain)
+        probe = probe.with_notes(*self.notes)
         if isinstance(self.strategy, SketchStrategy):
             return self.strategy.with_errors(probe)
         return probe

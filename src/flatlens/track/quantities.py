@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from flatlens.errors import FlatlensError
 from flatlens.measurement import Measurement
-from flatlens.measurement.quantities import Request
+from flatlens.measurement.quantities import EDGE, Request
 
 
 def one_pass(request: Request) -> Request:
@@ -17,8 +18,26 @@ def one_pass(request: Request) -> Request:
     >>> one_pass(read_request(["nmls", "hessian_trace"])).listed
     ['nmls']
     """
-    rest = replace(request, own_passes=())
+    rest = replace(request, own_passes=(), edge=False)
     return rest if rest.listed else request
+
+
+def edge_of_stability(values: dict[str, float], learning_rate: float | None) -> dict[str, float]:
+    """Return lr lambda_max / 2, above 1 of which gradient descent is unstable (Cohen et al. 2021).
+
+    Args:
+        values: a record with ``lambda_max``.
+        learning_rate: of the optimiser, or None where it is not known.
+
+    Raises:
+        FlatlensError: if the learning rate is not known.
+    """
+    if learning_rate is None:
+        raise FlatlensError(
+            "edge_of_stability needs the learning rate; call tracker.attach(optimizer), or pass "
+            "lr=... with the step"
+        )
+    return {EDGE: learning_rate * values["lambda_max"] / 2}
 
 
 def errors_of_part(m: Measurement, n: int) -> dict[str, float]:

@@ -24,7 +24,7 @@ from flatlens.track.budget import Level, TimeBudget, levels, now
 from flatlens.track.curves import plot_records
 from flatlens.track.folders import Exist
 from flatlens.track.journal import Journal, Record
-from flatlens.track.quantities import errors_of_part
+from flatlens.track.quantities import edge_of_stability, errors_of_part
 from flatlens.track.samples import ProbeSamples, device_of, part_of
 from flatlens.track.schedules import Schedule, every
 from flatlens.track.sinks.base import Sink
@@ -113,8 +113,9 @@ class Tracker:
         with undisturbed():
             self.samples = ProbeSamples(x, y, device_of(model), n, seed)
         samples = None if max_overhead is None else self.samples.count()
-        self.budget = TimeBudget(max_overhead, levels(read_request(quantities), samples))
+        self.budget = TimeBudget(max_overhead, levels(read_request(quantities, edge=True), samples))
         self.steps = 0  # steps of the optimiser that it is attached to
+        self.optimizer: torch.optim.Optimizer | None = None  # the one that it is attached to
 
     @property
     def run(self) -> Run | None:
@@ -183,7 +184,7 @@ class Tracker:
         try:
             m = self._measurement(level)
             self.budget.record(level_number, start, now(device))
-            values = self._values(level, m)
+            values = self._values(level, m, scalars)
         except FlatlensError as error:
             if not self.records:  # a first measurement that fails is wrong in itself
                 raise
@@ -206,13 +207,23 @@ class Tracker:
             x, y = part_of(x, y)
         return measure(self.model, x, y, quantities=level.request.listed, **self.options)
 
-    def _values(self, level: Level, m: Measurement) -> dict[str, float]:
+    def _values(
+        self, level: Level, m: Measurement, scalars: Mapping[str, float]
+    ) -> dict[str, float]:
         values = m.to_dict()
+        if level.request.edge:
+            values |= edge_of_stability(values, self._learning_rate(scalars))
         if self.budget.share is not None:
             values["samples"] = float(m.probe.n)
         if level.is_part:
             values |= errors_of_part(m, self.samples.count())
         return values
+
+    def _learning_rate(self, scalars: Mapping[str, float]) -> float | None:
+        """The learning rate of the step: ``lr`` if it was passed, else that of the optimiser."""
+        if "lr" in scalars or self.optimizer is None:
+            return scalars.get("lr")
+        return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:
         record: Record = {"step": step, **{name: float(v) for name, v in values.items()}}
@@ -238,7 +249,8 @@ class Tracker:
         """Track from the optimiser's own steps, without a line in the loop.
 
         Args:
-            optimizer: its steps are counted; 0 is before the first step.
+            optimizer: its steps are counted; 0 is before the first step. Its learning rate (the
+                largest of its parameter groups) is that of ``edge_of_stability``.
 
         Returns:
             A handle; its ``remove()`` ends the tracking.
@@ -255,6 +267,7 @@ class Tracker:
             self.steps += 1
             self(self.steps)
 
+        self.optimizer = optimizer
         if self.steps == 0:
             self(0)
         return optimizer.register_step_post_hook(after_step)
