@@ -20,7 +20,8 @@ LIMIT = 110  # characters of a line of prose; about 100, with room for a long wo
 
 FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.S)
 BLOCKS = re.compile(
-    r"^(?P<fence>```+|:::+|~~~+).*?^(?P=fence)[ ]*$|<!--.*?-->|^\$\$.*?\$\$|^\$\$.*?^.*?\$\$", re.S | re.M
+    r"^(?P<fence>```+|:::+|~~~+).*?^(?P=fence)[ ]*$|<!--.*?-->|^\$\$.*?\$\$|^\$\$.*?^.*?\$\$",
+    re.S | re.M,
 )
 LIST_ITEM = re.compile(r"^\s*(?:[-*+]|\d+\.|:)\s+")
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"')*]*\s+(?=[\"'(*`\[]*[A-Z0-9‖`*])")
