@@ -259,8 +259,8 @@ def broken_theorems(tables: Tables) -> pd.DataFrame:
 def page(tables: Tables, about: dict[str, Any], why: dict[str, Any]) -> Iterator[str]:
     yield "# The inequalities on the paper's trained networks"
     yield ""
-    yield "This page answers one question: which inequalities hold on networks that were trained as in"
-    yield "the paper, and how tight are they? The names are those of [theory.md](theory.md)."
+    yield "This page answers one question: which inequalities hold on networks that were trained as"
+    yield "in the paper, and how tight are they? The names are those of [theory.md](theory.md)."
     yield ""
     yield from summary(tables)
     yield ""
@@ -323,8 +323,9 @@ def summary(tables: Tables) -> Iterator[str]:
     if not broken.empty:
         yield f"**{len(broken)} rows with the verdict theorem fail: that is a bug.**"
         return
-    yield f"All {len(proven)} rows with the verdict *theorem* hold. They come from"
-    yield f"{proven.name.nunique()} inequalities and {len(tables['steps'])} measurements. Eq. 5 holds"
+    names, steps = proven.name.nunique(), len(tables["steps"])
+    yield f"All {len(proven)} rows with the verdict *theorem* hold. They come from {names}"
+    yield f"inequalities and {steps} measurements. Eq. 5 holds"
     yield f"in each sample of the {len(dense)} measurements of a layer where it is a theorem."
 
 

@@ -159,8 +159,8 @@ def document(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Which models of timm can be measured",
         "",
-        f"All {len(good)} models of {len({r['family'] for r in good})} families below can be measured. "
-        "The numbers agree with",
+        f"All {len(good)} models of {len({r['family'] for r in good})} families below can be "
+        "measured. The numbers agree with",
         "brute force.",
         "",
         "| largest relative difference over all models | |",
@@ -185,17 +185,18 @@ def document(rows: list[dict[str, Any]]) -> str:
         "|---|---|",
         "| layer | parameter tensors that are weights of measured layers |",
         "| rule | parameter tensors with a fast rule |",
-        "| slow | parameter tensors whose samples are measured one at a time; the numbers are exact |",
+        "| slow | parameter tensors whose samples are measured one at a time; the numbers are "
+        "exact |",
         "| unused | parameter tensors that the output does not use |",
         "| off | largest relative difference of S, adaptive sharpness and MLS from brute force |",
-        "| exact s, sketch s | seconds of the exact pass and of the sketch that `flatlens zoo` takes, "
-        "two images, one core of a busy machine |",
+        "| exact s, sketch s | seconds of the exact pass and of the sketch that `flatlens zoo` "
+        "takes, two images, one core of a busy machine |",
         "",
-        "Some modules keep what they looked up in a table of attention biases: LeViT, EfficientViT of",
-        "MSRA, and TinyViT in evaluation mode. That cache hides the table from derivatives. "
-        "`flatlens zoo`",
-        "takes the cache away (`timm_models.uncached`). Standardised convolutions (the hybrids) go the",
-        "slow way. So do tables that are indexed, concatenated or split before use.",
+        "Some modules keep what they looked up in a table of attention biases: LeViT, EfficientViT",
+        "of MSRA, and TinyViT in evaluation mode. That cache hides the table from derivatives.",
+        "`flatlens zoo` takes the cache away (`timm_models.uncached`). Standardised convolutions",
+        "(the hybrids) go the slow way. So do tables that are indexed, concatenated or split",
+        "before use.",
         "",
         "| model | family | pixels | parameters | layer | rule | slow | unused | off | exact s "
         "| sketch s |",

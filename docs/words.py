@@ -3,8 +3,8 @@
     python docs/words.py                 # the tree that this file belongs to
     python docs/words.py OTHER_TREE      # the same table for another checkout, to compare
 
-Code, tables, headings, formulas and comments are left out. A sentence ends at a full stop, a question
-mark or an exclamation mark, and at the end of a paragraph or list item.
+Code, tables, headings, formulas and comments are left out. A sentence ends at a full stop, a
+question mark or an exclamation mark, and at the end of a paragraph or list item.
 """
 
 import ast
