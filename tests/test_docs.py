@@ -17,6 +17,7 @@ PAGES = sorted(
     and str(page.relative_to(DOCS)) not in GENERATED
 )
 sys.path.insert(0, str(DOCS))
+import badges  # noqa: E402
 import words  # noqa: E402
 
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(?:#[^)]*)?\)")
@@ -92,3 +93,14 @@ def test_the_index_has_every_numbered_equation():
         *("Def. E.3", "Prop. E.4", "Def. F.1"),
     ):
         assert f"| {name}" in text, name
+
+
+def test_badges_say_what_the_metadata_says():
+    readme = (DOCS.parent / "README.md").read_text()
+    for name, content in badges.badges().items():
+        assert (DOCS / "figures" / name).read_text() == content, "run python docs/badges.py"
+        assert f"docs/figures/{name}" in readme
+
+
+def test_the_readme_is_short():
+    assert len((DOCS.parent / "README.md").read_text().splitlines()) <= 150
