@@ -18,6 +18,7 @@ PAGES = sorted(
 )
 sys.path.insert(0, str(DOCS))
 import badges  # noqa: E402
+import links  # noqa: E402
 import words  # noqa: E402
 
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(?:#[^)]*)?\)")
@@ -104,3 +105,16 @@ def test_badges_say_what_the_metadata_says():
 
 def test_the_readme_is_short():
     assert len((DOCS.parent / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_link_check_finds_missing_files_anchors_and_other_hosts(tmp_path):
+    (tmp_path / "a.html").write_text(
+        '<p id="here"></p><a href="#here"></a><a href="b.html#there"></a><a href="c.html"></a>'
+        '<img src="https://example.org/x.png"><a href="https://example.org"></a>'
+    )
+    (tmp_path / "b.html").write_text("<p></p>")
+    assert list(links.broken(tmp_path)) == [
+        "a.html loads https://example.org/x.png from another host.",
+        "a.html links to b.html#there, and there is no such anchor.",
+        "a.html links to c.html, and there is no such file.",
+    ]
