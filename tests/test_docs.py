@@ -18,6 +18,7 @@ PAGES = sorted(
 )
 sys.path.insert(0, str(DOCS))
 import badges  # noqa: E402
+import generated_pages  # noqa: E402
 import links  # noqa: E402
 import words  # noqa: E402
 
@@ -118,3 +119,16 @@ def test_the_link_check_finds_missing_files_anchors_and_other_hosts(tmp_path):
         "a.html links to b.html#there, and there is no such anchor.",
         "a.html links to c.html, and there is no such file.",
     ]
+
+
+def test_the_command_line_page_has_every_command_and_no_other_program():
+    text = generated_pages.command_line()
+    for command in ("demo", "measure", "train", "sweep", "reproduce", "zoo", "report", "data"):
+        assert f"## flatlens {command}\n" in text
+    assert "sphinx" not in text
+
+
+def test_the_api_page_has_every_public_name():
+    text = generated_pages.api()
+    for name in fl.__all__:
+        assert f":: flatlens.{name}\n" in text or f"## flatlens.{name}\n" in text, name
