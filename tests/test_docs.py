@@ -46,7 +46,8 @@ def test_every_page_is_in_a_table_of_contents():
     listed = {"index.md"}
     for page in PAGES:
         for block in TOCTREE.findall(page.read_text()):
-            names = [line for line in block.split() if not line.startswith(":")]
+            entries = [line for line in block.splitlines() if line and not line.startswith(":")]
+            names = [re.sub(r".*<(.*)>$", r"\1", entry) for entry in entries]
             listed |= {
                 str((page.parent / f"{name}.md").resolve().relative_to(DOCS)) for name in names
             }
