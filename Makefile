@@ -19,17 +19,21 @@ test: $(VENV)/.test
 test-fast: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 
-# The site, in docs/_build/html. Runs every code cell; a warning or a failing cell fails the build.
+# The site, in docs/_build/html. Runs every code cell; a warning, a failing cell or a link that leads
+# nowhere fails the build.
 docs: $(VENV)/.docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -j 2 -b html docs docs/_build/html
+	$(BIN)/python docs/links.py docs/_build/html
 
-# A wheel and an sdist in dist/; the wheel is installed into an environment of its own and measures.
-dist: $(VENV)/.dev
+# A wheel and an sdist in dist/. The wheel is built from the sdist, installed into an environment of
+# its own without extras, and measures there.
+dist: | $(BIN)/python
 	rm -rf dist build/dist-check
+	$(PIP) build
 	$(BIN)/python -m build --outdir dist .
 	$(PYTHON) -m venv build/dist-check
 	build/dist-check/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
-	cd build && dist-check/bin/flatlens measure mlp --data synthetic:gaussians --json > dist-check/measured.json
+	cd build && dist-check/bin/flatlens --version && dist-check/bin/python ../examples/measure_network.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

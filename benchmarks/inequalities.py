@@ -257,22 +257,45 @@ def broken_theorems(tables: Tables) -> pd.DataFrame:
 
 
 def page(tables: Tables, about: dict[str, Any], why: dict[str, Any]) -> Iterator[str]:
-    proven = tables["inequalities"].query("verdict == 'theorem'")
-    dense = tables["layers"].query("verdict == 'theorem'")
-    broken = broken_theorems(tables)
     yield "# The inequalities on the paper's trained networks"
     yield ""
-    yield "Written by `benchmarks/inequalities.py`; the names are those of [theory.md](theory.md)."
+    yield "This page answers one question: which inequalities hold on networks that were trained as"
+    yield "in the paper, and how tight are they? The names are those of [theory.md](theory.md)."
+    yield ""
+    yield from summary(tables)
+    yield ""
+    yield "How to read the tables:"
+    yield ""
+    yield "| column | what |"
+    yield "|---|---|"
+    yield "| slack | rhs / lhs; below 1 the inequality fails |"
+    yield "| least slack | the smallest slack of all measurements of the training, with its step |"
+    yield "| fails | in how many samples lhs > rhs (Eq. 5) |"
+    yield (
+        "| flattened kernel | slack and fails with the spectral norm of the reshaped kernel in "
+        "place of the operator norm |"
+    )
+    yield "| spectral | slack with ‖A‖₂ in place of ‖A‖_F on the left |"
+    yield ""
+    yield "`log_volume` has logarithms on both sides."
+    yield ""
+    yield "## How it was taken"
+    yield ""
+    yield "`benchmarks/inequalities.py` writes this page."
     yield ""
     yield f"    {about['command']}"
     yield ""
+    yield "| setting | value |"
+    yield "|---|---|"
     yield (
-        f"flatlens {about['flatlens']}, torch {about['torch']}, numpy {about['numpy']}, "
-        f"Python {about['python']}; one thread, seed {about['seed']}. Each network learns the "
-        f"first {about['training_images']:,} training images with plain SGD (learning rate "
-        f"{about['lr']}, batch {about['batch']}), squared error averaged over batch and outputs, "
-        f"in float32; the first {about['samples']} of them are measured in float64."
+        f"| versions | flatlens {about['flatlens']}, torch {about['torch']}, "
+        f"numpy {about['numpy']}, Python {about['python']} |"
     )
+    yield f"| threads, seed | one thread, seed {about['seed']} |"
+    yield f"| training images | the first {about['training_images']:,} |"
+    yield f"| optimiser | plain SGD, learning rate {about['lr']}, batch {about['batch']} |"
+    yield "| loss | squared error averaged over batch and outputs, float32 |"
+    yield f"| measured | the first {about['samples']} training images, in float64 |"
     yield ""
     yield "| net | parameters | steps | training loss | training accuracy | test accuracy |"
     yield "|---|--:|--:|--:|--:|--:|"
@@ -283,17 +306,6 @@ def page(tables: Tables, about: dict[str, Any], why: dict[str, Any]) -> Iterator
             f"| {SETTINGS[str(net)].title} | {count:,} | {end.step:,} | {end.train_loss:.2e} "
             f"| {end.train_accuracy:.1f} % | {end.test_accuracy:.1f} % |"
         )
-    yield ""
-    yield (
-        f"All {len(proven)} rows with the verdict *theorem* ({proven.name.nunique()} inequalities, "
-        f"{len(tables['steps'])} measurements) hold, and Eq. 5 in each sample of the {len(dense)} "
-        "measurements of a layer where it is a theorem."
-        if broken.empty
-        else f"**{len(broken)} rows with the verdict theorem fail: that is a bug.**"
-    )
-    yield ""
-    yield "*Slack* is rhs / lhs: below 1 the inequality fails. *Least slack* is the smallest of all"
-    yield "measurements of the training, with its step. `log_volume` has logarithms on both sides."
     for net in tables["steps"].net.unique():
         yield ""
         yield f"## {SETTINGS[net].title}"
@@ -301,6 +313,20 @@ def page(tables: Tables, about: dict[str, Any], why: dict[str, Any]) -> Iterator
         yield from net_page(net, tables, why[net])
     yield ""
     yield "![bounds over training](figures/bounds.png)"
+
+
+def summary(tables: Tables) -> Iterator[str]:
+    """Say how many rows are theorems and whether all of them hold."""
+    proven = tables["inequalities"].query("verdict == 'theorem'")
+    dense = tables["layers"].query("verdict == 'theorem'")
+    broken = broken_theorems(tables)
+    if not broken.empty:
+        yield f"**{len(broken)} rows with the verdict theorem fail: that is a bug.**"
+        return
+    names, steps = proven.name.nunique(), len(tables["steps"])
+    yield f"All {len(proven)} rows with the verdict *theorem* hold. They come from {names}"
+    yield f"inequalities and {steps} measurements. Eq. 5 holds"
+    yield f"in each sample of the {len(dense)} measurements of a layer where it is a theorem."
 
 
 def net_page(net: str, tables: Tables, why: dict[str, dict[str, str]]) -> Iterator[str]:
@@ -319,9 +345,7 @@ def net_page(net: str, tables: Tables, why: dict[str, dict[str, str]]) -> Iterat
             f"| {why['inequalities'][row.name]} |"
         )
     yield ""
-    yield "Eq. 5 layer by layer. *Fails*: in how many samples lhs > rhs. *Flattened kernel*: the"
-    yield "spectral norm of the reshaped kernel in place of the operator norm; slack, and fails."
-    yield "*Spectral*: slack with ‖A‖₂ in place of ‖A‖_F on the left."
+    yield "Eq. 5 layer by layer:"
     yield ""
     yield (
         "| layer | kind | positions | sharing ratio | lhs | rhs | slack | least slack | fails "
@@ -339,7 +363,9 @@ def net_page(net: str, tables: Tables, why: dict[str, dict[str, str]]) -> Iterat
     reasons = [why["layers"][name] for name in layers[layers.verdict == "observation"].layer]
     if reasons:
         yield ""
-        yield f"Observations because: {'; '.join(dict.fromkeys(reasons))}."
+        yield "Why these layers are observations:"
+        yield ""
+        yield from (f"- {reason}" for reason in dict.fromkeys(reasons))
 
 
 def least(rows: pd.DataFrame) -> str:

@@ -10,6 +10,7 @@ of the growth plan are among those given, `peers-growth.png` is drawn.
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -38,6 +39,7 @@ TITLES = {
     "flatlens_within": "flatlens, held to the least of the peers",
     "lower_limit": "lower limit",
 }
+WHOLE = {"break_long_words": False, "break_on_hyphens": False}  # how textwrap leaves words
 COLOURS = ("#000000", "#0072B2", "#E69F00", "#D55E00", "#009E73", "#CC79A7")
 
 
@@ -66,6 +68,7 @@ def page(records: Sequence[Record]) -> str:
         lines += ["### Growth", "", *growth_text()]
     if why := list(cells.failures(shown)):
         lines += ["### What did not work", "", *reasons(why)]
+    lines = [part for line in lines for part in wrapped_item(line)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -74,28 +77,45 @@ def facts(records: Sequence[Record]) -> Iterator[str]:
     libraries = dict.fromkeys(name for f in found for name in f["versions"])
     versions = [f"{n} {every(f['versions'].get(n, 'absent') for f in found)}" for n in libraries]
     commits = every(f["commit"] for f in found)
-    yield (
-        f"`python benchmarks/peers.py --plan default`, commit{'s' * (', ' in commits)} {commits}, "
-        f"{every(f['date'] for f in found)}: {every(f['processor'] for f in found)}, "
-        f"{every(f['cores'] for f in found)} cores, Python {every(f['python'] for f in found)}, "
-        f"{', '.join(versions)}; float32, random weights."
+    yield from prose(
+        f"Command: `python benchmarks/peers.py --plan default`, "
+        f"commit{'s' * (', ' in commits)} {commits}, {every(f['date'] for f in found)}. "
+        f"Machine: {every(f['processor'] for f in found)}, "
+        f"{every(f['cores'] for f in found)} cores, Python {every(f['python'] for f in found)}. "
+        f"Versions: {', '.join(versions)}. All networks are float32 with random weights."
     )
-    yield ""
-    yield (
-        "Every side has a fresh process and works at its fastest batch size of 1, 5, 20 or 100 "
-        "samples (flatlens in its default chunks); medians of interleaved repeats, the first call "
-        "apart. The **floor** is one forward and N backward passes with weight gradients, the "
-        "lower limit the same onto activations only (for the whole set also onto the image). Too "
-        "slow for its share of the time, a side runs fewer samples (their number in brackets) and "
-        "is scaled up. A wrong value is struck out and not ranked, x is an error; both are listed "
-        "at the end. Right is what the loop gives (in the whole set `vmap(jacrev)` and autograd), "
-        "to 0.001, over the samples that both took; a mean over more samples than the loop could "
-        "take is compared with that of flatlens, whose own value is compared with the loop's."
+    yield from prose(
+        "How to read the tables: the **floor** is one forward pass and N backward passes with "
+        "weight gradients. The *lower limit* is the same onto activations only; for the whole set "
+        "also onto the image. A number in brackets says that a side was too slow for its share of "
+        "the time. It then ran that many samples, and its time is scaled up. A value that is wrong "
+        "is struck out and not ranked. An x is an error. Both are explained at the end."
     )
-    yield ""
+    yield from prose(
+        "How it was taken: every side has a fresh process and works at its fastest batch size of "
+        "1, 5, 20 or 100 samples. flatlens works in its default chunks. Times are medians of "
+        "interleaved repeats, without the first call."
+    )
+    yield from prose(
+        "What counts as right: the value of the loop, to 0.001, over the samples that both took. "
+        "In the whole set it is the value of `vmap(jacrev)` and autograd. Where a side took more "
+        "samples than the loop could, its mean is compared with that of flatlens, whose own value "
+        "is compared with the loop's."
+    )
     if alone := [str(Cell(**r["cell"])) for r in records if cells.unchecked(r)]:
-        yield f"flatlens was its own reference, as none could run, in: {'; '.join(alone)}."
-        yield ""
+        cells_alone = "; ".join(alone)
+        yield from prose(f"flatlens was its own reference, as none could run, in: {cells_alone}.")
+
+
+def wrapped_item(line: str) -> list[str]:
+    """A list item as lines of at most 100 characters; any other line as it is."""
+    return textwrap.wrap(line, 100, subsequent_indent="  ", **WHOLE) if line[:2] == "- " else [line]
+
+
+def prose(text: str) -> Iterator[str]:
+    """A paragraph, wrapped, and the blank line after it."""
+    yield from textwrap.wrap(text, 100, **WHOLE)
+    yield ""
 
 
 def every(values: Iterable[object]) -> str:
@@ -228,11 +248,11 @@ def names_in(rows: Sequence[Record]) -> list[str]:
 
 
 def exact(rows: Sequence[Record]) -> Iterator[str]:
-    yield (
-        "S = (1/n) sum ||grad f||_F^2 alone. Times as multiples of the floor, then flatlens over "
-        'the fastest peer that is right. `flatlens.measure(..., quantities=["sharpness"])`.'
+    yield from prose(
+        "S = (1/n) sum ||grad f||_F^2 alone, in flatlens "
+        '`flatlens.measure(..., quantities=["sharpness"])`. Times are multiples of the floor. '
+        "The second column from the right is flatlens over the fastest peer that is right."
     )
-    yield ""
     yield from race_table(rows, names_in(rows))
     yield from first_table(rows)
     yield "Every side works batch by batch, so n = 10,000 is n = 1,000 ten times:"
@@ -283,13 +303,13 @@ def goal(rows: Sequence[Record], name: str, most: float, what: str) -> Iterator[
 
 
 def estimates(rows: Sequence[Record]) -> Iterator[str]:
-    yield (
-        "Seconds until the root mean square error over 20 seeds (at least 5 where time is short) "
-        "is 1 % of the exact S; in brackets the products. 3, 12, 48, 192 are measured, between on "
-        "a line of logarithms, beyond the last by 1/sqrt(products) (marked ~; for Hutch++ an upper "
-        "limit). Targets are the outputs, so that Tr H = S. `sketch` also gives the MLS."
+    yield from prose(
+        "Seconds until the root mean square error is 1 % of the exact S, over 20 seeds (at least 5 "
+        "where time is short). The number of products stands in brackets. 3, 12, 48 and 192 "
+        "products are measured. Times between them lie on a line of logarithms. Times beyond the "
+        "last, marked ~, are extrapolated by 1/sqrt(products), which for Hutch++ is an upper "
+        "limit. Targets are the outputs, so that Tr H = S. `sketch` also gives the MLS."
     )
-    yield ""
     names = [n for n in dict.fromkeys(k for r in rows for k in r["sides"]) if n not in cells.BESIDE]
     body = []
     for record in rows:
@@ -319,14 +339,13 @@ def reached(record: Record, name: str, reach: dict[str, float]) -> str:
 
 
 def whole(rows: Sequence[Record]) -> Iterator[str]:
-    yield (
-        "S, MLS, NMLS, volumes, local dimension, bounds: one `flatlens.measure` against S from a "
-        "peer and the rest by hand (N backward passes onto all layers' inputs, BatchL2Grad in "
-        "these same passes; eigenvalues of the Gram matrices in float64, norms of the kernels once "
-        "and one side of Eq. 12: less than `measure` gives). Times as multiples of the floor; six "
-        "quantities are compared."
+    yield from prose(
+        "S, MLS, NMLS, volumes, local dimension and bounds: one `flatlens.measure` against S from "
+        "a peer and the rest by hand. By hand means N backward passes onto all layers' inputs, "
+        "eigenvalues of the Gram matrices in float64, norms of the kernels once, and one side of "
+        "Eq. 12. This is less than `measure` gives. BatchL2Grad works in these same passes. Times "
+        "are multiples of the floor. Six quantities are compared."
     )
-    yield ""
     yield from race_table(rows, names_in(rows))
     yield from first_table(rows)
     yield "Peak extra memory in MiB:"
@@ -339,11 +358,10 @@ def whole(rows: Sequence[Record]) -> Iterator[str]:
 def growth_text() -> Iterator[str]:
     yield "![Time and peak memory against n, N, width and depth](figures/peers-growth.png)"
     yield ""
-    yield (
+    yield from prose(
         "Exact S of an MLP, 784-256-256-256-10 and n = 100 where they are not varied, one thread. "
-        "`python benchmarks/peers.py --plan growth`."
+        "Command: `python benchmarks/peers.py --plan growth`."
     )
-    yield ""
 
 
 def reasons(why: Sequence[tuple[str, str, str]]) -> Iterator[str]:

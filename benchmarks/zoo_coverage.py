@@ -159,26 +159,44 @@ def document(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Which models of timm can be measured",
         "",
-        f"{len(good)} models of {len({r['family'] for r in good})} families "
-        f"({len(matching)} of {len({r['family'] for r in matching})} match `*vit*`), random "
-        f"weights, {OUTPUTS} outputs behind a sigmoid, the smallest image each takes, float32.",
-        "Two images are measured together; the first is compared with brute force (float64, one "
-        "plain backward pass per output). Largest relative difference over all models: "
-        + ", ".join(f"{k} {v:.1e}" for k, v in worst.items())
-        + f", MLS by Lanczos {max(r['lanczos_off'] for r in good):.1e}.",
+        f"All {len(good)} models of {len({r['family'] for r in good})} families below can be "
+        "measured. The numbers agree with",
+        "brute force.",
         "",
-        "Columns: how many parameter tensors are weights of measured layers, have a rule, go the "
-        "slow way (samples one at a time, exact), or are not used by the output; `off` is the "
-        "largest relative difference of S, adaptive sharpness and MLS from brute force; seconds "
-        "of the exact pass and of the sketch that `flatlens zoo` takes, two images, one core of a "
-        "busy machine.",
+        "| largest relative difference over all models | |",
+        "|---|--:|",
+        *(f"| {k} | {v:.1e} |" for k, v in worst.items()),
+        f"| MLS by Lanczos | {max(r['lanczos_off'] for r in good):.1e} |",
         "",
-        "Some modules keep what they looked up in a table of attention biases (LeViT, EfficientViT "
-        "of MSRA, TinyViT in evaluation mode), which hides the table from derivatives; `flatlens "
-        "zoo` takes that cache away (`timm_models.uncached`). Standardised convolutions (the "
-        "hybrids) and tables that are indexed, concatenated or split before use go the slow way.",
+        "How it was taken:",
         "",
-        "    python benchmarks/zoo_coverage.py",
+        "| setting | value |",
+        "|---|---|",
+        f"| models that match `*vit*` | {len(matching)} of "
+        f"{len({r['family'] for r in matching})} families |",
+        f"| networks | random weights, {OUTPUTS} outputs behind a sigmoid, float32 |",
+        "| images | two, measured together, at the smallest size each model takes |",
+        "| brute force | on the first image, in float64, one plain backward pass per output |",
+        "| command | `python benchmarks/zoo_coverage.py` |",
+        "",
+        "What the columns say:",
+        "",
+        "| column | what |",
+        "|---|---|",
+        "| layer | parameter tensors that are weights of measured layers |",
+        "| rule | parameter tensors with a fast rule |",
+        "| slow | parameter tensors whose samples are measured one at a time; the numbers are "
+        "exact |",
+        "| unused | parameter tensors that the output does not use |",
+        "| off | largest relative difference of S, adaptive sharpness and MLS from brute force |",
+        "| exact s, sketch s | seconds of the exact pass and of the sketch that `flatlens zoo` "
+        "takes, two images, one core of a busy machine |",
+        "",
+        "Some modules keep what they looked up in a table of attention biases: LeViT, EfficientViT",
+        "of MSRA, and TinyViT in evaluation mode. That cache hides the table from derivatives.",
+        "`flatlens zoo` takes the cache away (`timm_models.uncached`). Standardised convolutions",
+        "(the hybrids) go the slow way. So do tables that are indexed, concatenated or split",
+        "before use.",
         "",
         "| model | family | pixels | parameters | layer | rule | slow | unused | off | exact s "
         "| sketch s |",
@@ -195,12 +213,13 @@ def document(rows: list[dict[str, Any]]) -> str:
     notes = {r["model"]: r for r in good if r["slow"] or r["unused"]}
     if notes:
         lines += ["", "## What takes the slow way, or is not used", ""]
+        lines += ["| model | path | parameters |", "|---|---|---|"]
         for name, r in sorted(notes.items()):
             for kind in ("slow", "unused"):
                 if r[kind]:
                     few = ", ".join(f"`{n}`" for n in r[kind][:3])
                     more = f" and {len(r[kind]) - 3} more" if len(r[kind]) > 3 else ""
-                    lines.append(f"- {name}, {kind}: {few}{more}")
+                    lines.append(f"| {name} | {kind} | {few}{more} |")
     if bad:
         lines += ["", "## Not measured", ""]
         lines += [f"- {r['model']}: {r['error']}" for r in bad]

@@ -11,7 +11,15 @@ import flatlens as fl
 # The public names by what they are for. A name that stands in no group goes to the last one, so
 # that a new public name can never be missing from the page.
 GROUPS = {
-    "Measure": ["measure", "Measurement", "bounds", "Bounds", "Inequality", "compare"],
+    "Measure": [
+        "measure",
+        "Measurement",
+        "bounds",
+        "Bounds",
+        "Inequality",
+        "compare",
+        "Comparison",
+    ],
     "Look at a network once": [
         *("probe", "sketch", "Probe", "InputProbe", "LayerProbe", "ParameterProbe", "Sketch"),
     ],
@@ -111,5 +119,6 @@ def command_line() -> str:
 
     text = app.generate_docs(output_format="markdown")
     text = re.sub(r"^# flatlens\n", "# Command line\n", text)
+    text = text.replace(" -m sphinx", "")  # cyclopts names the program that builds this page
     text = re.sub(r"## Table of Contents\n.*?(?=\*\*Commands\*\*)", "", text, flags=re.S)
     return text.rstrip() + "\n"

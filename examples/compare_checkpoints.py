@@ -1,13 +1,10 @@
 """Train one network with plain gradient descent and one with SAM, and compare the two."""
 
-import pandas as pd
 import torch
 from torch import nn
 
 import flatlens as fl
 from flatlens.data import load
-
-NAMES = ["accuracy", "sharpness", "adaptive_sharpness", "nmls", "mls", "local_dimension"]
 
 
 def train(radius: float, steps: int, lr: float = 0.2) -> nn.Module:
@@ -35,14 +32,12 @@ def train(radius: float, steps: int, lr: float = 0.2) -> nn.Module:
     return net
 
 
-def main(steps: int = 400) -> pd.DataFrame:
+def main(steps: int = 400) -> fl.Comparison:
     data = load("digits")
     x, y = data.x_train[:100], data.y_train[:100]
     networks = {"sgd": train(0.0, steps), "sam": train(0.5, steps)}
-    measurements = {name: fl.measure(net, x, y) for name, net in networks.items()}
-    columns = {k: [m[name] for name in NAMES] for k, m in measurements.items()}
-    return pd.DataFrame(columns, index=NAMES)
+    return fl.compare({name: fl.measure(net, x, y) for name, net in networks.items()})
 
 
 if __name__ == "__main__":
-    print(main().round(3))
+    print(main())

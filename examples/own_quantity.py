@@ -1,4 +1,4 @@
-"""A quantity of your own: the stable rank of the input Jacobian, from a probe."""
+"""A quantity of your own: the stable rank of the input Jacobian, beside the others."""
 
 import numpy as np
 import torch
@@ -14,11 +14,11 @@ def stable_rank(probe: fl.Probe) -> float:
     return float(np.mean(squares.sum(1) / squares.max(1)))
 
 
-def main() -> dict[str, float]:
+def main() -> fl.Measurement:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    probe = fl.probe(net, load("digits").x_train[:100])
-    return {"stable_rank": stable_rank(probe), "local_dimension": fl.local_dimension(probe)}
+    x = load("digits").x_train[:100]
+    return fl.measure(net, x, quantities=["local_dimension", stable_rank])
 
 
 if __name__ == "__main__":

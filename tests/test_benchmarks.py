@@ -350,11 +350,12 @@ def test_tables_replace_only_their_own_part(tmp_path):
     assert "| mlp | 10 | 1,000 | 1 | 15.00 s | 0.50 (100) |" in once
     assert "**2.00 (100)** | 0.50 (Opacus) | 30.00 s / 30.00 s |" in once
     assert "| mlp | 10 | 1,000 | 1 | 90.00 s | 30.00 s | Opacus | 90.00 s | 60.00 s |" in once
-    assert "commits abc, def, 2000-01-01: P, 2 cores" in once
+    words = " ".join(once.split())  # prose is wrapped
+    assert "commits abc, def, 2000-01-01. Machine: P, 2 cores" in words
     assert "~~0.10 (100)~~" in once  # wrong
-    assert "NNGeometry: RuntimeError: sizes / differ (a mlp N=10 n=1000 threads=1; c" in once
+    assert "NNGeometry: RuntimeError: sizes / differ (a mlp N=10 n=1000 threads=1; c" in words
     assert "~4 (12)" in once
-    assert "everything in 1.2 floors (at most 1.2): 0 of 1 cells" in once
+    assert "everything in 1.2 floors (at most 1.2): 0 of 1 cells" in words
     assert (tmp_path / "peers-growth.png").stat().st_size > 1000
 
 

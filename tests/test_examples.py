@@ -25,7 +25,7 @@ def test_measure_network():
 
 
 def test_sam_is_flatter_and_less_sensitive():
-    table = example("compare_checkpoints").main(steps=200)
+    table = example("compare_checkpoints").main(steps=200).to_pandas()
     for name in ("sharpness", "mls", "nmls"):
         assert table["sam"][name] < table["sgd"][name]
 

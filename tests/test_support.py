@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -91,6 +92,47 @@ def test_fully_sharded_data_parallel_is_measured_the_slow_way(one_process):
     assert set(fl.measure(model, samples()).coverage.values()) == {"slow"}
 
 
+def test_fully_shard_is_not_supported(one_process):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = network()
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises((fl.FlatlensError, RuntimeError)):
+        fl.measure(model, samples())
+
+
+def squared_gradients(model: nn.Module, x: Tensor) -> float:
+    """Mean over samples of the squared gradient of all outputs by all trainable parameters."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    total = 0.0
+    for sample in x:
+        outputs = model(sample[None])[0]
+        for output in outputs:
+            grads = torch.autograd.grad(output, parameters, retain_graph=True)
+            total += sum(float((g**2).sum()) for g in grads)
+    return total / len(x)
+
+
+def test_adapters_of_peft_count_and_frozen_weights_do_not():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["0", "2"], init_lora_weights=False)
+    model = peft.get_peft_model(network().double(), config).double()
+    m = fl.measure(model, samples().double())
+    assert m["sharpness"] == pytest.approx(squared_gradients(model, samples().double()), rel=1e-10)
+    assert m.coverage["base_model.model.0.base_layer.weight"] == "frozen"
+    assert m["eq12"].verdict == "observation"
+
+
+def test_the_layers_of_a_scripted_submodule_count_in_the_sharpness_alone():
+    model = network()
+    m = fl.measure(nn.Sequential(torch.jit.script(model[:2]), model[2]), samples())
+    plain = fl.measure(network(), samples())
+    assert m["sharpness"] == pytest.approx(plain["sharpness"], rel=1e-5)
+    assert m["nmls"] == pytest.approx(plain.layers["mls"].iloc[-1], rel=1e-5)
+    assert m.coverage["0.0.weight"] == "slow"
+
+
 def test_autocast_around_a_measurement_changes_nothing():
     plain = fl.measure(network(), samples())["sharpness"]
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -148,3 +190,17 @@ def test_not_supported_and_never_a_wrong_number(name):
     model = UNSUPPORTED[name]()
     with pytest.raises((fl.FlatlensError, RuntimeError, AttributeError, AssertionError)):
         fl.measure(model, samples())
+
+
+def test_a_sparse_input_is_not_supported():
+    with pytest.raises((fl.FlatlensError, NotImplementedError, RuntimeError)):
+        fl.measure(network(), samples().to_sparse())
+
+
+def test_every_row_of_the_support_table_is_tested_or_untested():
+    text = (Path(__file__).parents[1] / "docs" / "quality" / "limits.md").read_text()
+    table = text.split("## Support table")[1].split("\n## ")[0]
+    entries = [line.split("|") for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(entries) > 20
+    for _, setting, state, *_ in entries:
+        assert state.strip().startswith(("tested", "untested")), setting
