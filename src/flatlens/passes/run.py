@@ -275,14 +275,20 @@ class _Pass:
             check_alone(forward.f, arrangement.alone, again)
         single = (None,) * len(forward.recording.calls)
         layouts = arrangement.layouts if inputs.n > 1 else single
+        chain = self._chain(forward, layouts)  # before the graph is freed
         chunk = self.strategy.measure(inputs, forward, layouts)
-        if chunk.layers and self.request.root is None:  # of R^T f nothing is known
-            calls, _ = reaching_calls(forward, layouts)
-            chain = find_chain(forward.f, forward.graph, forward.edges, calls)
+        if chunk.layers:
             chunk = replace(chunk, chain=chain)
         if self.subject.dtype == torch.float32:
             self._check_digits(inputs, chunk)
         return chunk
+
+    def _chain(self, forward: Forward, layouts: Layouts) -> Chain | None:
+        """See whether the network is a chain of layers and Lipschitz maps."""
+        if self.request.root is not None or self.request.sharpness_alone:
+            return None  # of R^T f nothing is known, and S alone needs no chain
+        calls, _ = reaching_calls(forward, layouts)
+        return find_chain(forward.f, forward.graph, forward.edges, calls)
 
     def _check_digits(self, inputs: Inputs, chunk: ChunkColumns) -> None:
         """See that small derivatives of a float32 network have their digits."""
