@@ -33,6 +33,7 @@ from flatlens.passes.precision import (
     NeedsFloat64Error,
     check_linear,
     check_not_vanishing,
+    rank_note,
     small_derivatives,
 )
 from flatlens.passes.request import Request
@@ -288,7 +289,8 @@ class _Pass:
         probe = replace(probe, inputs=self.inputs.names).with_notes(*self.notes)
         if isinstance(self.strategy, SketchStrategy):
             return self.strategy.with_errors(probe)
-        return probe
+        note = rank_note(probe)
+        return probe.with_notes(note) if note else probe
 
 
 def _chunks(n: int, chunk: int) -> Iterator[slice]:
