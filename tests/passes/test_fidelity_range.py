@@ -75,3 +75,98 @@ def test_sketched_spectra(scale):
     assert p.sketch is not None
     assert fl.mls(p) == pytest.approx(fl.mls(q), rel=1e-2)
     assert fl.nmls(p) == pytest.approx(fl.nmls(q), rel=1e-2)
+
+
+# -- products of several numbers, and what float32 loses -----------------------
+
+
+class Tokens(nn.Module):
+    """A layer that shares its weights, a scale and a head: every way of adding squares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.scale, self.out = nn.Linear(4, 5), nn.Parameter(torch.rand(5)), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.out((self.a(x) * self.scale).relu()).mean(1)
+
+
+@pytest.mark.parametrize("scale", [1e-22, 1e-8, 1e8, 1e14, 1e22])
+def test_products_of_numbers_that_are_in_range_themselves(scale):
+    """J, u and W have squares of float32; the square of their product has none."""
+    torch.manual_seed(0)
+    net = Tokens()
+    with torch.no_grad():
+        for p in net.parameters():
+            p *= scale**0.5
+    names = ("sharpness", "adaptive_sharpness", "nmls", "input_invariant_mls", "sharpness_untied")
+    compare(net, torch.randn(2, 6, 4), *names)
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+@pytest.mark.parametrize("what", ["input", "weight"])
+def test_the_sharpness_alone(what, scale):
+    torch.manual_seed(0)
+    net, x = Tokens(), torch.randn(2, 6, 4)
+    if what == "input":
+        x = x * scale
+    else:
+        net.out.weight.data *= scale
+    short = fl.measure(net, x, quantities="sharpness")["sharpness"]
+    want = fl.measure(net.double(), x.double(), quantities="sharpness")["sharpness"]
+    assert short == pytest.approx(want, rel=1e-3)
+
+
+@pytest.mark.parametrize("scale", [1e-22, 1e-12, 1e12, 1e18])
+def test_norms_by_iteration(scale):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.AdaptiveAvgPool2d(1))
+    net[0].weight.data *= scale
+    norm = fl.probe(net, torch.randn(1, 3, 9, 9)).layers[0].norm
+    want = fl.probe(net.double(), torch.randn(1, 3, 9, 9).double()).layers[0].norm
+    assert norm == pytest.approx(want, rel=2e-3)
+
+
+def test_lanczos_scales_each_sample():
+    """One sample's derivative is 1e22 times that of the other."""
+
+    class Scaled(Wide):
+        def forward(self, x):
+            return super().forward(x[:, 1:]) * x[:, :1].detach()
+
+    net, x = Scaled(1.0), torch.randn(2, 6)
+    x[:, 0] = torch.tensor([1e-11, 1e11])
+    p, q = fl.sketch(net, x, directions=4), fl.probe(net.double(), x.double())
+    assert p.input.singular[:, 0] == pytest.approx(q.input.singular[:, 0], rel=1e-2)
+
+
+def confident_softmax() -> nn.Sequential:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2), nn.Softmax(1))
+    net[2].bias.data = torch.tensor([18.0, -18.0])
+    return net
+
+
+@pytest.mark.parametrize("quantities", ["default", "sharpness"])
+def test_what_float32_loses_is_measured_in_float64(quantities):
+    x = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
+    m = fl.measure(confident_softmax(), x, quantities=quantities)
+    want = fl.measure(confident_softmax().double(), x.double(), quantities=quantities)
+    assert m["sharpness"] == pytest.approx(want["sharpness"], rel=1e-3)
+    assert any("float64 copy" in note for note in m.probe.notes)
+
+
+def test_what_float32_loses_in_a_later_batch_is_refused_by_name():
+    net, x = nn.Sequential(nn.Linear(2, 2), nn.Softmax(1)), torch.randn(3, 2)
+    net[0].weight.data = torch.eye(2)
+    far = torch.tensor([[0.0, 0.0], [40.0, 0.0]])
+    with pytest.raises(fl.FlatlensError, match=r"sample 4 .* float64"):
+        fl.probe(net, [x, far])
+
+
+def test_a_rank_that_float32_decides_is_noted():
+    net = nn.Linear(3, 3, bias=False)
+    net.weight.data = torch.diag(torch.tensor([1.0, 1.0, 1e-9]))
+    note = fl.probe(net, torch.ones(1, 3)).notes
+    assert any("decides the rank at the input" in text for text in note)
+    assert not fl.probe(net.double(), torch.ones(1, 3).double()).notes

@@ -259,6 +259,7 @@ def test_absent_samples_add_nothing(name):
         assert np.isinf(q.x_norm[absent]).all()
 
 
+@pytest.mark.slow
 @every_case
 def test_the_order_of_samples_changes_nothing(name):
     one, two = measured(name), measured(name, "reversed")
@@ -275,6 +276,16 @@ def test_the_order_of_samples_changes_nothing(name):
         np.testing.assert_allclose(got[2:], want[2:], 1e-10)
 
 
+@pytest.mark.parametrize("chunk", [1, 3])
+@pytest.mark.parametrize("name", ["if_else", "mixture_of_experts", "kernel_per_sample"])
+def test_chunks_of_samples_change_nothing(name, chunk):
+    model, x = case(name)
+    p = fl.probe(model, x, chunk=chunk)
+    agree(p, truths(name))
+    assert [q.name for q in p.layers] == [q.name for q in measured(name).probe.layers]
+
+
+@pytest.mark.slow
 @every_case
 def test_shards_of_the_samples_are_merged_by_slot(name):
     model, x = case(name)
@@ -393,6 +404,7 @@ class RoutedTwice(nn.Module):
         return torch.cat(rows)
 
 
+@pytest.mark.slow
 def test_theorems_hold_for_random_routed_networks():
     torch.manual_seed(0)
     theorems = 0

@@ -6,6 +6,7 @@ that a part of a small derivative is lost. Such samples are measured in float64.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -14,6 +15,8 @@ from flatlens.algebra.sums import relative, side_by_side
 from flatlens.errors import FlatlensError
 from flatlens.passes.columns import ChunkColumns
 from flatlens.passes.forward import Forward
+from flatlens.per_sample import used_by
+from flatlens.probes import InputProbe, LayerProbe, Probe
 
 SMALL = 1e-5  # a derivative below this may be what rounding left of larger numbers
 LOST = 1e-2  # relative error of a derivative that has lost its digits
@@ -80,6 +83,32 @@ def check_linear(forward: Forward, samples: Bool[Tensor, " b"], start: int) -> N
 
     together, apart = along(v), along(v * chosen) + along(v * ~chosen)
     _refuse(samples & (relative(together - apart, apart) > LOST), start)
+
+
+def rank_note(p: Probe) -> str:
+    """Say where the tolerance of float32 decides the rank, so that a volume is 0; else ""."""
+    if p.dtype != torch.float32 or p.sketch is not None:
+        return ""
+    names = ["the input"] if _lacks_rank(p.input) else []
+    names += [q.name for q in p.layers if _lacks_rank(q)]
+    if not names:
+        return ""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (
+        f"singular values below eps max(N, M) of the largest count as 0 in float32; this decides "
+        f"the rank at {', '.join(names[:3])}{more}, and a volume there is 0; "
+        "model.double() resolves smaller values"
+    )
+
+
+def _lacks_rank(part: InputProbe | LayerProbe) -> bool:
+    """Whether some sample has fewer singular values than its derivative has room for."""
+    room = np.full(len(part.rank), part.singular.shape[1])
+    if isinstance(part, LayerProbe):
+        room = np.minimum(room, part.M if part.entries is None else part.entries)
+        room = np.where(used_by(part), room, 0)
+    # Where all values are 0 nothing is left to a tolerance.
+    return bool(((part.rank >= 0) & (part.rank < room) & (part.singular[:, 0] > 0)).any())
 
 
 def _refuse(bad: Bool[Tensor, " b"], start: int) -> None:

@@ -35,6 +35,7 @@ from flatlens.passes.precision import (
     NeedsFloat64Error,
     check_linear,
     check_not_vanishing,
+    rank_note,
     small_derivatives,
 )
 from flatlens.passes.request import Request
@@ -322,7 +323,8 @@ class _Pass:
         probe = probe.with_notes(*self.notes)
         if isinstance(self.strategy, SketchStrategy):
             return self.strategy.with_errors(probe)
-        return probe
+        note = rank_note(probe)
+        return probe.with_notes(note) if note else probe
 
 
 def _chunks(n: int, chunk: int) -> Iterator[slice]:
