@@ -88,7 +88,10 @@ FAMILIES: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
         hidden_sizes=[4, 8], patch_sizes=[3, 3], strides=[2, 2], num_attention_heads=[1, 2],
         mlp_ratios=[1, 1], decoder_hidden_size=4, drop_path_rate=0.0, **QUIET,
     ),
-    "Mixtral": text("Mixtral", num_local_experts=2, num_experts_per_tok=2, **TEXT, **TWO),
+    "Mixtral": text(
+        "Mixtral", num_local_experts=2, num_experts_per_tok=2, experts_implementation="eager",
+        **TEXT, **TWO,
+    ),
 }  # fmt: skip
 
 
