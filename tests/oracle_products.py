@@ -220,7 +220,7 @@ def sequence(kind: str, original: Callable) -> Callable:
         flat, biases, layers, _, _, both_ways, batch_first = rest
         h0, c0 = hx if kind == "lstm" else (hx, None)
         steps = list(x.transpose(0, 1) if batch_first and x.dim() == 3 else x)
-        weights = split(flat, biases, kind == "lstm" and len(flat) % 5 == 0)
+        weights = split(flat, biases, len(flat) // (layers * (1 + both_ways)) % 2 == 1)
         ends_h, ends_c = [], []
         for layer in range(layers):
             outputs = [[] for _ in steps]

@@ -118,3 +118,9 @@ def gru_called_twice():
         return s.rnn(s.rnn(x)[0])[0].mean(1)
 
     return made(Net(run, rnn=nn.GRU(2, 2, batch_first=True)), 3, 2, 2)
+
+
+@case
+def lstm_with_a_projection_and_no_biases():
+    rnn = nn.LSTM(2, 3, proj_size=2, bias=False, batch_first=True)
+    return made(Net(read_last, rnn=rnn, out=nn.Linear(2, 2)), 3, 2, 2)

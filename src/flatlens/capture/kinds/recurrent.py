@@ -84,7 +84,7 @@ def _sequence(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     states = _start(hx)
     time = 1 if batch_first and x.dim() == 3 else 0
     steps = list(x.unbind(time))
-    each = _weights(flat, biases, projected=func is torch.lstm and len(flat) % 5 == 0)
+    each = _weights(flat, biases, layers * (1 + both_ways))
     last: list[State] = []
     for _ in range(layers):
         outputs = []
@@ -112,9 +112,10 @@ def _is_sequence(args: Any) -> bool:
     return isinstance(args[2], (tuple, list)) and isinstance(args[3], bool)
 
 
-def _weights(flat: Sequence[Tensor], biases: bool, projected: bool) -> list[Weights]:
-    """Split the flat list of parameters: ih, hh, then biases, then the projection."""
-    size = 2 + 2 * biases + projected
+def _weights(flat: Sequence[Tensor], biases: bool, count: int) -> list[Weights]:
+    """Split the flat list of ``count`` sets of parameters: ih, hh, biases, and the projection."""
+    size = len(flat) // count
+    projected = size == 3 + 2 * biases
     groups = [flat[k : k + size] for k in range(0, len(flat), size)]
     return [
         Weights(
