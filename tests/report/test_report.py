@@ -526,7 +526,7 @@ def text_file(folder):
         (None, ["nowhere"], "There is no folder .*nowhere"),
         (None, ["empty"], "There is no run below .*empty"),
         (None, ["started"], "have no records yet"),
-        (text_file, ["some.txt"], "Cannot read records from .*some.txt"),
+        (text_file, ["some.txt"], "some.txt is damaged or no gzip file"),
         (None, ["runs", "-o", "no/such/r.html"], r"There is no folder .*no/such for the report"),
         (None, ["runs", "-o", "empty"], "is a folder; name a file"),
         (None, ["runs", "--measure"], "has no checkpoint.safetensors to measure"),

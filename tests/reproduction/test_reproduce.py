@@ -346,7 +346,7 @@ def test_without_records_there_is_a_reason(capsys, tmp_path):
         ("g8",): "There is no figure 'g8' to reproduce; use h8, h9, g4, g6, g7, fig1",
         (): "Name what to reproduce, such as fig1 or all",
         ("fig1", "--scale", "huge"): "huge",
-        ("fig1", "--from", "nowhere.gz"): "Cannot read records from nowhere.gz",
+        ("fig1", "--from", "nowhere.gz"): "Cannot read nowhere.gz",
     }.items(),
 )
 def test_bad_input_is_one_sentence(arguments, reason, capsys, tmp_path, monkeypatch):
@@ -428,12 +428,12 @@ def test_damaged_records_are_one_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ({"recipe": "lenet", "step": 0, "steps": 5}, "Line 1 of .* has no 'run'"),
-        ({"recipe": "lenet", "run": "a", "step": 0}, "Line 1 of .* has no 'steps'"),
+        ({"recipe": "lenet", "step": 0, "steps": 5}, "Line 1 of .* the field 'run' is missing"),
+        ({"recipe": "lenet", "run": "a", "step": 0}, "Line 1 of .* the field 'steps' is missing"),
         ({"recipe": "love", "run": "a", "step": 0, "steps": 5}, "the recipe 'love'; those known"),
         (
             {"recipe": "lenet", "run": "a", "step": "x", "steps": 5},
-            "Line 1 of .* has 'x' for 'step'; a whole number",
+            "Line 1 of .* the field 'step' is 'x', but it must be a whole number",
         ),
     ],
 )

@@ -37,7 +37,7 @@ import psutil
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"
 MARK = "FLATLENS_KILL_CASE"  # environment variable that every process of a case inherits
-PATIENCE = 120  # seconds for a process to end after its signal, on a machine that is busy
+PATIENCE = 300  # seconds that a command may take to end; a busy machine needs more
 ORPHANS = 20  # seconds for the workers to follow their driver
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 TINY = [
@@ -119,6 +119,7 @@ def commands(place: Path, address: str, checksums: list[str]) -> dict[str, Comma
         *(str(place / "images"), "--n", "2", "--directions", "2", "--perturbations", "0"),
         *("--out", "out", "--workers", "1", "--max-se", "1000", "--quiet"),
     ]
+    figure = ("--figure", "compare.png")
     reproduce = ["reproduce", "h8", "--scale", "smoke", "--out", "out", "--workers", "1"]
     table = {
         "train": Command(["train", "--out", "out/run", *TINY], records, share=30),
@@ -141,7 +142,7 @@ def commands(place: Path, address: str, checksums: list[str]) -> dict[str, Comma
 
     if "compare" in app:
         runs = [str(run) for run in sorted((place / "runs").iterdir())[:2]]
-        table["compare"] = Command(["compare", *runs], (), share=5)
+        table["compare"] = Command(["compare", *runs, *figure], ("compare.png",), share=5)
     return table
 
 
@@ -287,7 +288,7 @@ def leftovers(folder: Path) -> list[str]:
 def end_of(process: Process) -> int | None:
     """Wait for a process and return its exit code, or None if it hangs; then it is killed."""
     try:
-        return process.wait(PATIENCE)
+        return process.wait(float(os.environ.get("FLATLENS_KILL_PATIENCE", PATIENCE)))
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

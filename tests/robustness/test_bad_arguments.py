@@ -25,24 +25,22 @@ ON_DATA = {"model": NET, "x": X}
 ON_LOSS = {**ON_DATA, "y": Y}
 FRAME = pd.DataFrame({"run": ["a"], "step": [1]})
 
+
+def of_module(module, name):
+    """A function on a network, with as many arguments as it needs."""
+    function = getattr(module, name)
+    names = inspect.signature(function).parameters
+    valid = ON_LOSS if "y" in names else ON_DATA
+    return function, {"lr": 0.1, **valid} if next(iter(names)) == "lr" else valid
+
+
 # The public functions, with arguments that they take.
 FUNCTIONS = {
     "measure": (fl.measure, ON_DATA),
     "probe": (fl.probe, ON_DATA),
     "sketch": (fl.sketch, ON_DATA),
-    **{
-        name: (getattr(perturb, name), ON_LOSS)
-        for name in (
-            "hessian_trace",
-            "adaptive_sharpness_hessian",
-            "adaptive_sharpness_sampled",
-            "relative_flatness",
-            "lambda_max",
-        )
-    },
-    "edge_of_stability": (perturb.edge_of_stability, {"lr": 0.1, **ON_LOSS}),
-    "input_sensitivity_ascent": (perturb.input_sensitivity_ascent, ON_DATA),
-    "normalized_sharpness": (perturb.normalized_sharpness, ON_DATA),
+    **{name: of_module(perturb, name) for name in perturb.__all__ if name != "Estimate"},
+    **{name: of_module(fl, name) for name in ("spectrum", "representations") if hasattr(fl, name)},
     "sharpness_penalty": (penalties.sharpness_penalty, ON_DATA),
     "sensitivity_penalty": (penalties.sensitivity_penalty, ON_DATA),
     "every": (fl.every, {"k": 2}),
@@ -130,4 +128,3 @@ def test_every_public_function_is_in_the_table():
     functions = {n for n in fl.__all__ if inspect.isfunction(getattr(fl, n))}
     of_a_probe = {n for n in functions if "p" in inspect.signature(getattr(fl, n)).parameters}
     assert functions - of_a_probe - set(FUNCTIONS) == {"compare"}
-    assert set(perturb.__all__) - set(FUNCTIONS) == {"Estimate"}

@@ -21,7 +21,9 @@ COMMANDS: dict[str, list[str]] = {
     "reproduce": ["no-such-figure", "--out", "results"],
     "zoo": ["--models", "no_such_model", "--images", "no-such-folder", "--out", "zoo"],
     "report": ["no-such-runs"],
+    "compare": ["no-such-a", "no-such-b"],
 }
+COMMANDS = {command: words for command, words in COMMANDS.items() if command in app}
 WORDS: dict[type, list[str]] = {
     int: ["x", "", "1.5", "nan", "inf", "-1", "1e400", "9" * 400, "1,5", "0x10"],
     float: ["x", "", "nan", "inf", "-1", "1e400", "--"],

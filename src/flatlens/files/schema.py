@@ -38,7 +38,7 @@ class Field:
         if not isinstance(value, self.kinds) or (
             isinstance(value, bool) and bool not in self.kinds
         ):
-            return f"must be {_words(self.kinds)}"
+            return f"must be {_words(self.kinds, self.whole)}"
         if isinstance(value, str):
             return self._fault_of_text(value)
         return self._fault_of_number(value) if isinstance(value, int | float) else None
@@ -114,7 +114,8 @@ def is_number(value: Any, *, low: int | float = -math.inf, whole: bool = False) 
     return value >= low and (not whole or value == int(value))
 
 
-def _words(kinds: tuple[type, ...]) -> str:
+def _words(kinds: tuple[type, ...], whole: bool = False) -> str:
     """Return the names of some types; every whole number is a number."""
-    listed = [kind for kind in kinds if not (kind is int and float in kinds)]
+    dropped = float if whole else int
+    listed = [kind for kind in kinds if kind is not dropped or not {int, float} <= {*kinds}]
     return " or ".join(NAMES[kind] for kind in listed)

@@ -46,7 +46,10 @@ def read_measurement(file: Path) -> dict[str, Any]:
         raise FlatlensError(f"{wrong}: it has no {' or no '.join(SHOWN)}.")
     for entries, schema in SCHEMAS.items():
         for number, entry in enumerate(content[entries], 1):
-            checked(entry, schema, f"Entry {number} of {entries} of {file}")
+            try:
+                checked(entry, schema, f"Entry {number} of {entries} of {file}")
+            except FlatlensError as error:
+                raise FlatlensError(f"{wrong}. {error}") from None
     return parse_measurement(json.dumps(content))
 
 

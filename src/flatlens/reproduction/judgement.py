@@ -132,7 +132,8 @@ def read_claims(path: Path) -> pd.DataFrame:
         try:
             checked(row, SCHEMA, f"Row {number} of {path}")
         except FlatlensError as error:
-            raise FlatlensError(f"{str(error).rstrip('.')}; {again}") from None
+            reason = str(error).rstrip(".")
+            raise FlatlensError(f"{reason}, so the file is no table of claims; {again}") from None
     table = pd.DataFrame(content, columns=list(SCHEMA))
     numbers = [name for name, field in SCHEMA.items() if field is NUMBER]
     return table.assign(**{name: run_table.numbers(table, name) for name in numbers})
