@@ -7,6 +7,7 @@ training loss has come to 1 % of its start. Runs of anything else say nothing ab
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 import pandas as pd
 
@@ -36,7 +37,8 @@ def reached_interpolation(df: pd.DataFrame) -> dict[str, bool | None]:
     """
     keys = dict(zip(df["run"], run_table.configurations(df), strict=True))
     steps = run_table.interpolation_steps(run_table.followed(df))
-    there = steps.notna().groupby(steps.index.map(keys)).all() if "train_loss" in df else {}
+    reached = steps.notna().groupby(steps.index.map(keys)).all()
+    there: dict[Any, bool] = dict(reached) if "train_loss" in df else {}
     return {name: bool(there[name]) if name in there else None for name in run_table.ordered(df)}
 
 
