@@ -215,7 +215,9 @@ def largest_eigenvalue(
         checks: first step at which the value is looked at, and steps between looks.
         enough: whether a value and its residual suffice.
     """
-    start = torch.randn(len(like), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    start = torch.randn(
+        len(like), generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu"
+    )
     v, before, beta = (start / start.norm()).to(like), torch.zeros_like(like), like.new_zeros(())
     tridiagonal: list[Tensor] = []  # the diagonal and what stands beside it, alternating
     last = min(max_steps, len(like))
@@ -256,5 +258,5 @@ def _orthogonal(v: Float[Tensor, "b n"], known: Float[Tensor, "b k n"]) -> Float
 def random_vector(like: Float[Tensor, "b n"], seed: int) -> Float[Tensor, "b n"]:
     """Draw a random vector, the same for each sample: neighbours in a batch change nothing."""
     generator = torch.Generator().manual_seed(seed)
-    v = torch.randn(like.shape[1], generator=generator, dtype=torch.float64)
+    v = torch.randn(like.shape[1], generator=generator, dtype=torch.float64, device="cpu")
     return v.to(like).expand_as(like)
