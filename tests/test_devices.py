@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 import flatlens as fl
+from flatlens import cli
+from flatlens.passes.probing import refuse_without_float64
 
 
 @contextlib.contextmanager
@@ -63,3 +65,10 @@ def test_no_tensor_is_made_on_the_default_device(kind, name):
     with meta_by_default():
         got = MEASURED[name](net, x, y)
     assert got == pytest.approx(expected, rel=1e-12, nan_ok=True)
+
+
+def test_a_device_without_float64_is_refused_in_one_sentence(capsys):
+    with pytest.raises(fl.FlatlensError, match="the device mps has no float64"):
+        refuse_without_float64(torch.device("mps"))
+    assert cli.main(["measure", "mlp", "--data", "digits", "--device", "mps"]) == 2
+    assert "mps has no float64" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from flatlens.report.sources import Source
 
 pytest.importorskip("plotly")
 sys.path.append(str(Path(__file__).parents[1] / "reproduction"))
-from test_interventions import made_up  # noqa: E402
+from test_interventions import made_up
 
 
 @pytest.mark.slow

@@ -139,9 +139,7 @@ class _Signs:
     def __call__(self, k: int) -> Rows:
         # Eight signs a byte: to draw one by one would take longer than their products.
         shape = (k, -(-self.size // 8))
-        drawn = torch.randint(
-            256, shape, generator=self.generator, dtype=torch.uint8, device="cpu"
-        )
+        drawn = torch.randint(256, shape, generator=self.generator, dtype=torch.uint8, device="cpu")
         bits = torch.from_numpy(np.unpackbits(drawn.numpy(), axis=1, count=self.size))
         return bits.to(self.like).mul_(2).sub_(1)
 

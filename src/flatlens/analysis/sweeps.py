@@ -63,7 +63,7 @@ def judgeable(df: pd.DataFrame, claims: list[str]) -> tuple[pd.DataFrame, list[s
     good = [name for name, there in reached.items() if there]
     unknown = [name for name, there in reached.items() if there is None]
     late = [name for name, there in reached.items() if there is False]
-    share = f"{run_table.INTERPOLATION:.0%} of its start"
+    share = f"{100 * run_table.INTERPOLATION:g} % of its start"
     if not good:
         why = f"the training loss of no configuration came to {share}"
         if unknown:

@@ -71,9 +71,7 @@ def adaptive_sharpness_sampled(
         while True:
             while len(found) < wanted:
                 k = min(s.at_once, wanted - len(found))
-                noise = torch.randn(
-                    k, s.P, generator=generator, dtype=torch.float64, device="cpu"
-                )
+                noise = torch.randn(k, s.P, generator=generator, dtype=torch.float64, device="cpu")
                 delta = rho * theta * noise.to(theta)
                 there = np.array(s.values(theta + delta))
                 if antithetic:
