@@ -23,7 +23,7 @@ def layer_section(page: Page, source: Source, measured: Measured) -> Iterator[Ht
     if not measured:
         sentence = "Records hold no numbers of single layers. "
         if source.frames:
-            sentence += "The option --measure measures the last checkpoint of one run of each configuration. "
+            sentence += "The option --measure measures one run of each configuration. "
         yield tag(
             "p",
             sentence
