@@ -4,8 +4,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := $(shell find src -type f -not -name '*.pyc')
+NEEDED := import sys; sys.exit("Flatlens needs Python 3.11 or newer, and $(PYTHON) is " \
+  + sys.version.split()[0] + "; name another one: make PYTHON=python3.12" \
+  if sys.version_info < (3, 11) else 0)
+# The tests of the core, which need no extra.
+CORE_TESTS := tests/passes/test_zoo.py tests/passes/test_short.py tests/passes/test_closed_forms.py \
+  tests/passes/test_minimal.py tests/passes/test_invariance.py tests/inequalities tests/measurement \
+  tests/capture tests/track/test_quantities.py
 
-.PHONY: demo test test-fast lint docs dist clean
+.PHONY: demo test test-fast test-lowest lint docs dist clean python
 
 demo: $(VENV)/.demo
 	$(BIN)/flatlens demo
@@ -18,6 +25,14 @@ test: $(VENV)/.test
 # The tests for daily work: all but those marked slow, below two minutes on two idle cores.
 test-fast: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+
+# The tests of the core with the lowest versions that pyproject.toml declares, in an environment of
+# its own.
+test-lowest: | python
+	$(PYTHON) -m venv build/lowest
+	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check \
+	  $$($(PYTHON) tests/lowest_versions.py pytest hypothesis beartype) -e .
+	OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest -q $(CORE_TESTS)
 
 # The site, in docs/_build/html. Runs every code cell; a warning, a failing cell or a link that leads
 # nowhere fails the build.
@@ -45,8 +60,12 @@ clean:
 
 # A stamp file says what the environment holds, so that a second call installs nothing. The demo
 # takes the package as a user gets it, tests and lint take the tree itself: one replaces the other.
-$(BIN)/python:
+$(BIN)/python: | python
 	$(PYTHON) -m venv $(VENV)
+
+python:
+	@test -n "$(PYTHON)" || { echo "Flatlens needs Python 3.11 or newer; install it." >&2; exit 1; }
+	@$(PYTHON) -c '$(NEEDED)'
 
 $(VENV)/.demo: pyproject.toml constraints.txt $(SOURCES) | $(BIN)/python
 	$(PIP) .

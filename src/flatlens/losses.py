@@ -124,7 +124,9 @@ def targets(y: Any, N: int, like: Outputs) -> Outputs:
 
 def as_tensor(y: Any, like: Tensor) -> Tensor:
     """Return y as a tensor on the device of ``like``."""
-    return (y.detach() if isinstance(y, Tensor) else torch.as_tensor(y)).to(like.device)
+    return (y.detach() if isinstance(y, Tensor) else torch.as_tensor(y, device="cpu")).to(
+        like.device
+    )
 
 
 FACTORS: dict[str, Callable[[int], float]] = {

@@ -19,6 +19,7 @@ TINY = "--steps 2 --measure end --samples 3 --train-size 20 --evaluate 10 --quan
 COMMANDS = [
     ("demo --steps 3 --out figures --quiet", 0, ""),
     ("measure net:build --data digits --n 3", 0, "sharpness"),
+    ("compare missing.json other.json", 2, "There is no file or folder missing.json"),
     (f"train --model-options.widths [64,4,10] {TINY} --out runs/a", 0, "sharpness"),
     ("sweep --seeds 2 --out runs/b", 2, "pip install 'flatlens[sweep]'"),
     ("sweep --seeds 2 --engine dask --out runs/c", 2, "pip install 'flatlens[dask]'"),
@@ -26,6 +27,7 @@ COMMANDS = [
     ("reproduce --from nothing.jsonl.gz --out redrawn", 2, "nothing.jsonl.gz"),
     ("zoo --models test_vit --random --images . --n 1", 2, "pip install"),
     ("report runs/a", 2, "pip install"),
+    ("compare runs/a runs/a/config.json", 2, "is not a saved measurement"),
     ("data list", 0, "fashion-mnist"),
 ]
 SCRIPT = """
@@ -95,3 +97,29 @@ def test_every_command_works_or_names_the_extra(site, tmp_path):
         assert got == code, (command, err)
         assert expected in (out if code == 0 else err), (command, out, err)
         assert err == "" if code == 0 else err.count("\n") == 1, (command, err)
+
+
+@pytest.mark.slow
+def test_the_wheel_installed_without_extras_runs_every_command(tmp_path):
+    """As above, but with pip and an environment of its own."""
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    python = environment / "bin" / "python"
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run(
+        [*pip, "-c", ROOT / "constraints.txt", ROOT], capture_output=True, text=True, timeout=1500,
+    )  # fmt: skip
+    if done.returncode:
+        pytest.skip("pip cannot reach an index with the pinned versions")
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\ndef build(): return nn.Linear(64, 10)\n"
+    )
+    variables = {"HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    for command, code, expected in COMMANDS:
+        done = subprocess.run(
+            [environment / "bin" / "flatlens", *command.split()], cwd=tmp_path, env=variables,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == code, (command, done.stderr)
+        assert expected in (done.stdout if code == 0 else done.stderr), command
+        assert code == 0 or done.stderr.count("\n") == 1, (command, done.stderr)

@@ -133,7 +133,7 @@ def test_claims_need_interpolation():
     assert set(reached_interpolation(df).values()) == {False}
     runs, claims, why = judgeable(df, ["D1"])
     assert (len(runs), claims) == (0, [])
-    assert "no configuration came to 1% of its start" in why
+    assert "no configuration came to 1 % of its start" in why
 
 
 def test_configurations_that_do_not_interpolate_are_left_out():

@@ -73,7 +73,7 @@ def largest_eigenvalue(
     """
     size = len(like)
     generator = torch.Generator().manual_seed(0)
-    start = torch.randn(RUNS, size, generator=generator, dtype=torch.float64)
+    start = torch.randn(RUNS, size, generator=generator, dtype=torch.float64, device="cpu")
     v = (start / start.norm(dim=1, keepdim=True)).to(like)
     before, beta = torch.zeros_like(v), v.new_zeros(RUNS, 1)
     diagonal: list[Tensor] = []

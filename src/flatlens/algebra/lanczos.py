@@ -195,5 +195,5 @@ def _orthogonal(v: Float[Tensor, "b n"], known: Float[Tensor, "b k n"]) -> Float
 def random_vector(like: Float[Tensor, "b n"], seed: int) -> Float[Tensor, "b n"]:
     """Draw a random vector, the same for each sample: neighbours in a batch change nothing."""
     generator = torch.Generator().manual_seed(seed)
-    v = torch.randn(like.shape[1], generator=generator, dtype=torch.float64)
+    v = torch.randn(like.shape[1], generator=generator, dtype=torch.float64, device="cpu")
     return v.to(like).expand_as(like)

@@ -93,7 +93,7 @@ def trace(
         return _column_by_column(products, sizes, like, at_once, P)
     signs = _Signs(P, like, seed)
     k = min(directions // 3, (directions - 2) // 2, at_once)  # two at least are left for the rest
-    Q, fixed = like.new_zeros(0, P), torch.zeros(len(sizes), dtype=torch.float64)
+    Q, fixed = like.new_zeros(0, P), torch.zeros(len(sizes), dtype=torch.float64, device="cpu")
     if k > 0:
         Q = torch.linalg.qr(products(signs(k)).mT).Q.mT
         fixed = _split(_known(Q, products(Q)), sizes).sum(0)
@@ -139,7 +139,7 @@ class _Signs:
     def __call__(self, k: int) -> Rows:
         # Eight signs a byte: to draw one by one would take longer than their products.
         shape = (k, -(-self.size // 8))
-        drawn = torch.randint(256, shape, generator=self.generator, dtype=torch.uint8)
+        drawn = torch.randint(256, shape, generator=self.generator, dtype=torch.uint8, device="cpu")
         bits = torch.from_numpy(np.unpackbits(drawn.numpy(), axis=1, count=self.size))
         return bits.to(self.like).mul_(2).sub_(1)
 
@@ -167,10 +167,10 @@ def _column_by_column(
     products: Products, sizes: dict[str, int], like: Tensor, at_once: int, passes: int
 ) -> Estimate:
     P = sum(sizes.values())
-    total = torch.zeros(len(sizes), dtype=torch.float64)
+    total = torch.zeros(len(sizes), dtype=torch.float64, device="cpu")
     for s in range(0, P, at_once):
         e = like.new_zeros(min(at_once, P - s), P)
-        e[torch.arange(len(e)), torch.arange(s, s + len(e))] = 1
+        e[:, s : s + len(e)].fill_diagonal_(1)
         total += _split(e * products(e), sizes).sum(0)
     split = dict(zip(sizes, total.tolist(), strict=True))
     return Estimate(float(total.sum()), 0.0, split, dict.fromkeys(sizes, 0.0), passes=passes)
@@ -190,7 +190,9 @@ def eigenvalue(
     >>> round(eigenvalue(lambda V: V @ A, A[0], 3, rtol=1e-6, max_iter=9, seed=0).value, 9)
     3.0
     """
-    start = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    start = torch.randn(
+        size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu"
+    )
     room = min(size, max(8, VECTORS // (size * like.element_size())))
     top = top_eigenvalue(products, start.to(like), rtol=rtol, max_products=max_iter, room=room)
     note = (

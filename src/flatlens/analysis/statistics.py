@@ -298,7 +298,7 @@ def ranks(x: Array) -> Array:
     Spearman's coefficient is Pearson's of ranks.
     """
     if x.ndim == 1:
-        return pd.Series(x).rank().to_numpy()
+        return pd.Series(x).rank().to_numpy(np.float64)
     table = pd.DataFrame(np.atleast_2d(x)).rank(axis=1).to_numpy()
     return table.reshape(x.shape)
 

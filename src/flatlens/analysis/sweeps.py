@@ -7,6 +7,7 @@ training loss has come to 1 % of its start. Runs of anything else say nothing ab
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 import pandas as pd
 
@@ -36,7 +37,8 @@ def reached_interpolation(df: pd.DataFrame) -> dict[str, bool | None]:
     """
     keys = dict(zip(df["run"], run_table.configurations(df), strict=True))
     steps = run_table.interpolation_steps(run_table.followed(df))
-    there = steps.notna().groupby(steps.index.map(keys)).all() if "train_loss" in df else {}
+    reached = steps.notna().groupby(steps.index.map(keys)).all()
+    there: dict[Any, bool] = dict(reached) if "train_loss" in df else {}
     return {name: bool(there[name]) if name in there else None for name in run_table.ordered(df)}
 
 
@@ -61,7 +63,7 @@ def judgeable(df: pd.DataFrame, claims: list[str]) -> tuple[pd.DataFrame, list[s
     good = [name for name, there in reached.items() if there]
     unknown = [name for name, there in reached.items() if there is None]
     late = [name for name, there in reached.items() if there is False]
-    share = f"{run_table.INTERPOLATION:.0%} of its start"
+    share = f"{100 * run_table.INTERPOLATION:g} % of its start"
     if not good:
         why = f"the training loss of no configuration came to {share}"
         if unknown:

@@ -72,7 +72,7 @@ def compare(
     seed
         The seed of the samples and of everything random in a measurement.
     device
-        The device to measure checkpoints on: cpu, cuda, cuda:1, mps.
+        The device to measure checkpoints on: cpu, cuda or cuda:1.
     trust
         Run the code of model factories that run folders name.
     figure

@@ -104,7 +104,7 @@ def measure(
     weight_norm
         The norm of a layer's weight that enters the quantities.
     device
-        The device to compute on: cpu, cuda, cuda:1, mps.
+        The device to compute on: cpu, cuda or cuda:1.
     dtype
         The precision of weights and inputs; by default that of the network.
     figure

@@ -100,7 +100,7 @@ def zoo(
     threads
         The number of CPU threads of each process.
     device
-        The device to compute on: cpu, cuda, cuda:1, mps.
+        The device to compute on: cpu, cuda or cuda:1.
     trust
         Run the code of model factories that run folders name.
     show

@@ -301,7 +301,7 @@ def _targets(net: Network, y: Any, like: Tensor) -> Tensor:
 def _normal(shape: torch.Size, like: Tensor) -> Tensor:
     """Random numbers, the same each time and on every device, and other ones than an estimate's."""
     generator = torch.Generator().manual_seed(0x5EED)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(like)
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(like)
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ def input_sensitivity_ascent(
             # Sample by sample, so that chunks do not change what is drawn.
             noise = [
                 [
-                    torch.randn(t.shape[1:], generator=generator, dtype=torch.float32)
+                    torch.randn(t.shape[1:], generator=generator, dtype=torch.float32, device="cpu")
                     for t in inputs.floating
                 ]
                 for _ in range(inputs.n)

@@ -74,7 +74,7 @@ def adaptive_sharpness_sampled(
         while True:
             while len(increases) < wanted:
                 k = min(s.at_once, wanted - len(increases))
-                noise = torch.randn(k, s.P, generator=generator, dtype=torch.float64)
+                noise = torch.randn(k, s.P, generator=generator, dtype=torch.float64, device="cpu")
                 delta = rho * theta * noise.to(theta)
                 there = np.array(s.values(theta + delta))
                 if antithetic:

@@ -224,7 +224,7 @@ def checked_targets(y: Any) -> Tensor | None:
     if y is None:
         return None
     try:
-        t = y.detach() if isinstance(y, Tensor) else torch.as_tensor(y)
+        t = y.detach() if isinstance(y, Tensor) else torch.as_tensor(y, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise FlatlensError(
             f"y is no tensor of targets ({first_line(error)}); give class indices or values, one "

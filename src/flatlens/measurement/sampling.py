@@ -67,7 +67,7 @@ def draw(x: Any, y: Any = None, n: int | None = None, seed: int = 0) -> Drawn:
     whole_number("seed", seed, least=0)
     chooser = np.random.default_rng(seed)
     if isinstance(x, np.ndarray):
-        x = torch.as_tensor(x)
+        x = torch.from_numpy(x)
     if isinstance(x, (Tensor, tuple, Mapping)):
         positions = _choose(Inputs(x).n, n, chooser)
         return select(x, positions), _select_targets(y, positions)
@@ -81,6 +81,11 @@ def draw(x: Any, y: Any = None, n: int | None = None, seed: int = 0) -> Drawn:
                 f"x is a {type(x).__name__}; give tensors, a data set, a loader or batches"
             )
         return _from_batches(x, y, n, chooser)
+
+
+def as_tensor(values: Any) -> Tensor:
+    """Return a tensor as it is, and anything else as a tensor on the CPU."""
+    return values if isinstance(values, Tensor) else torch.as_tensor(values, device="cpu")
 
 
 def select(data: Any, positions: Tensor) -> Any:
@@ -105,14 +110,14 @@ def select(data: Any, positions: Tensor) -> Any:
 def _choose(count: int, n: int | None, chooser: np.random.Generator) -> Tensor:
     """Choose n of ``count`` positions, in ascending order."""
     if n is None:
-        return torch.arange(count)
+        return torch.arange(count, device="cpu")
     if n > count:
         raise FlatlensError(f"n={n} samples were asked for, but there are {count}; give a lower n")
     return torch.from_numpy(np.sort(chooser.choice(count, n, replace=False)))
 
 
 def _select_targets(y: Any, positions: Tensor) -> Any:
-    return None if y is None else select(torch.as_tensor(y), positions)
+    return None if y is None else select(as_tensor(y), positions)
 
 
 # ------------------------------------------------------------------ data sets and loaders
@@ -241,7 +246,7 @@ def _from_batches(x: Iterable[Any], y: Any, n: int | None, chooser: np.random.Ge
     drawn: list[Drawn] = []
     for batch in x:
         inputs, targets = _split(batch)
-        drawn.append((inputs, None if targets is None else torch.as_tensor(targets)))
+        drawn.append((inputs, None if targets is None else as_tensor(targets)))
         drawn = _cut(drawn, lottery.add)
     positions = lottery.winners()
     if not drawn:
@@ -252,7 +257,7 @@ def _from_batches(x: Iterable[Any], y: Any, n: int | None, chooser: np.random.Ge
 def _cut(drawn: list[Drawn], enter: Callable[[int], list[int]]) -> list[Drawn]:
     """Enter the samples of the last batch, and keep the samples that may still win."""
     sizes = [Inputs(inputs).n for inputs, _ in drawn]
-    stay = torch.tensor(enter(sizes[-1]), dtype=torch.long)
+    stay = torch.tensor(enter(sizes[-1]), dtype=torch.long, device="cpu")
     smaller, start = list[Drawn](), 0
     for batch, size in zip(drawn, sizes, strict=True):
         inside = stay[(stay >= start) & (stay < start + size)] - start

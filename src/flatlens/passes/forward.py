@@ -108,7 +108,7 @@ class Subject:
         what is saved, and runs again with it.
         """
         try:
-            with saved_tensors_hooks(lambda _: None, lambda _: torch.empty(0)):
+            with saved_tensors_hooks(lambda _: None, lambda _: torch.empty(0, device="cpu")):
                 return outputs(_prepared(inputs), self.model, self.output).detach()
         except FlatlensError:
             return outputs(_prepared(inputs), self.model, self.output).detach()

@@ -83,7 +83,7 @@ def check_inputs(forward: Forward) -> None:
     batch = len(forward.f)
     for i in range(batch):
         mixed = (forward.f[i] * forward.f[i].detach().cos()).sum()
-        others = torch.arange(batch) != i
+        others = torch.arange(batch, device=forward.f.device) != i
         for grad in gradients(mixed, forward.edges, True):
             if grad is not None:
                 size = grad.abs()
@@ -111,7 +111,7 @@ def check_owners(subject: Subject, forward: Forward, layouts: Layouts, subset: s
     places += [(lookup.edge, Layout()) for lookup in recording.lookups]
     mixed = (forward.f[subset] * forward.f[subset].detach().cos()).sum()
     grads = gradients(mixed, [edge for edge, _ in places], True)
-    others = torch.ones(batch, dtype=torch.bool)
+    others = torch.ones(batch, dtype=torch.bool, device=forward.f.device)
     others[subset] = False
     reached = []
     for grad, (_, layout) in zip(grads, places, strict=True):

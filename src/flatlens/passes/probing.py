@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from flatlens.arguments import no_type_check, short_repr, typed_arguments
@@ -145,8 +146,25 @@ def check_arguments(model: Any, x: Any) -> None:
     """Refuse what is no model and what holds no samples."""
     if not isinstance(model, nn.Module):
         raise FlatlensError(f"the model is a {type(model).__name__}; give a torch.nn.Module")
+    for p in model.parameters():
+        refuse_without_float64(p.device)
     if not (hasattr(x, "__iter__") or hasattr(x, "__getitem__")):
         raise FlatlensError(
             f"x is {'None' if x is None else f'a {type(x).__name__}'}; give a tensor with samples "
             "first, a tuple or dict of tensors, or an iterable of batches"
+        )
+
+
+def refuse_without_float64(device: torch.device) -> None:
+    """Refuse a device that has no float64, in which spectra and sums are computed.
+
+    Raises:
+        FlatlensError: for the device mps, the GPU of Apple computers.
+
+    >>> refuse_without_float64(torch.device("cuda"))
+    """
+    if device.type == "mps":
+        raise FlatlensError(
+            "the device mps has no float64, in which flatlens computes spectra; move model and "
+            'samples to the CPU, model.to("cpu")'
         )

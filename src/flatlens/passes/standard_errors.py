@@ -61,7 +61,7 @@ class Replicates:
         """The sum over samples of the squared gradients, by direction."""
         keys = [key for key in self._series if key[0] == "parameter" and key[-1] == "grad"]
         if not keys:
-            return torch.zeros(2)
+            return torch.zeros(2, device="cpu")
         return torch.stack([torch.stack(self._series[key]) for key in keys]).sum(0)
 
 

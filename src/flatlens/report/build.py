@@ -77,7 +77,7 @@ def report(
 
 def build_page(source: Source, measured: Measured, max_se: float) -> str:
     """Return the HTML of the report."""
-    page = Page(f"flatlens report: {source.path.resolve().name}")
+    page = Page(f"flatlens report: {source.base.resolve().name}")
     figures: dict[str, Callable[[], Figure]] = {}
     several = len([recipe for recipe in source.frames if recipe]) > 1
     for k, (recipe, network, df) in enumerate(source.families()):

@@ -23,9 +23,11 @@ def layer_section(page: Page, source: Source, measured: Measured) -> Iterator[Ht
     if not measured:
         sentence = "Records hold no numbers of single layers. "
         if source.frames:
-            sentence += "--measure measures the last checkpoint of one run of each configuration. "
+            sentence += "The option --measure measures one run of each configuration. "
         yield tag(
-            "p", sentence + "--measurements FILE takes the output of flatlens measure --json."
+            "p",
+            sentence
+            + "The option --measurements FILE takes the output of flatlens measure --json.",
         )
         return
     plots, series = network_plots.layers(measured)

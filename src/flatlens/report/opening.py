@@ -67,8 +67,8 @@ def _interpolation(df: pd.DataFrame) -> Iterator[str]:
     steps = run_table.interpolation_steps(curves)
     reached = int(steps.notna().sum())
     yield (
-        f"The training loss came to {run_table.INTERPOLATION:.0%} of its start in {reached} of "
-        f"{_count(len(steps), 'followed run')}."
+        f"The training loss came to {100 * run_table.INTERPOLATION:g} % of its start in {reached} "
+        f"of {_count(len(steps), 'followed run')}."
     )
 
 

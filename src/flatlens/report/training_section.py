@@ -71,7 +71,8 @@ def _trends(page: Page, df: pd.DataFrame) -> Iterator[Html]:
         raise FlatlensError("None of the quantities of the paper's figures was recorded.")
     series, group = training_plots.configurations(df), page.group()
     near_zero = (
-        f" A dot marks where the training loss is at {run_table.INTERPOLATION:.0%} of its start."
+        " A dot marks where the training loss is at "
+        f"{100 * run_table.INTERPOLATION:g} % of its start."
     )
     if run_table.without_config(df).all():
         lines = "These runs have no config, so each run has a line of its own."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -31,9 +32,9 @@ def summary(df: pd.DataFrame) -> pd.DataFrame:
     last = run_table.ends(df)
     names = [name for name in QUANTITIES if name in last]
     ends = pd.DataFrame({name: run_table.numbers(last, name) for name in names})
-    ends_of = dict(iter(ends.groupby(last["run"].map(keys).to_numpy())))
+    ends_of: dict[Any, pd.DataFrame] = dict(iter(ends.groupby(last["run"].map(keys).to_numpy())))
     steps = run_table.interpolation_steps(run_table.followed(df))
-    steps_of = dict(iter(steps.groupby(steps.index.map(keys))))
+    steps_of: dict[Any, Any] = dict(iter(steps.groupby(steps.index.map(keys))))
     nothing = ends[:0], steps[:0]
     return pd.DataFrame([
         _summary_row(key, ends_of.get(key, nothing[0]), steps_of.get(key, nothing[1]))

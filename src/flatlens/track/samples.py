@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from flatlens.arguments import no_type_check
 from flatlens.capture.inputs import batches
 from flatlens.errors import FlatlensError
-from flatlens.measurement.sampling import draw, select
+from flatlens.measurement.sampling import as_tensor, draw, select
 
 PART = 4  # a part of the samples is one in four
 
@@ -81,7 +81,7 @@ def part_of(x: Any, y: Any) -> tuple[Any, Any]:
         part = select(x, chosen[0])
     starts = accumulate(sizes[:-1], initial=0)
     positions = torch.cat([numbers + start for numbers, start in zip(chosen, starts, strict=True)])
-    return part, None if y is None else select(torch.as_tensor(y), positions)
+    return part, None if y is None else select(as_tensor(y), positions)
 
 
 def copied(name: str, data: Any, device: torch.device) -> Any:

@@ -91,7 +91,7 @@ class Config:
         Keep the weights of every record as snapshots/STEP.safetensors in the run's folder, so
         that other quantities can be measured later without training again.
     device
-        Where to compute: cpu, cuda, cuda:1, mps.
+        Where to compute: cpu, cuda or cuda:1.
     dtype
         float32 or float64.
     threads

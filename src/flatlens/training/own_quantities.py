@@ -42,8 +42,10 @@ def _function(name: str) -> Callable[..., Any]:
         for word in attribute.split("."):
             value = getattr(value, word)
     except (Exception, SystemExit) as error:  # the module is a user's and may raise anything
+        reason = f"{type(error).__name__}: {error}"
         raise FlatlensError(
-            f"The quantity {name!r} cannot be imported ({type(error).__name__}: {error}); name a function of a Probe as package.module:function."
+            f"The quantity {name!r} cannot be imported ({reason}); name a function of a Probe as "
+            "package.module:function."
         ) from error
     if not callable(value):
         raise FlatlensError(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from flatlens.data.datasets import Data, load
 from flatlens.errors import FlatlensError, first_line
+from flatlens.passes.probing import refuse_without_float64
 from flatlens.training.networks import build
 from flatlens.training.weight_files import load_weights
 
@@ -94,6 +95,7 @@ def check_device(device: str, here: bool = True) -> None:
     """
     try:
         known = torch.device(device)
+        refuse_without_float64(known)
         if here:
             torch.zeros(1, device=known).item()
     except (RuntimeError, AssertionError) as error:  # AssertionError: a build without it

@@ -47,7 +47,7 @@ class Zoo:
     threads
         CPU threads of torch in each process.
     device
-        Where to compute: cpu, cuda, cuda:1, mps.
+        Where to compute: cpu, cuda or cuda:1.
     """
 
     images: str

@@ -100,13 +100,13 @@ def trained_folders(models: Sequence[str]) -> dict[str, Path]:
             "the other."
         )
     folders: dict[str, Path] = {}
-    for place in places:
-        below_place = [f for f in run_folders(place) if (f / CHECKPOINT).is_file()]
-        if not below_place:
-            raise FlatlensError(f"{place} has no run with a {CHECKPOINT}; train one first.")
-        for folder in below_place:
-            inside = folder.relative_to(place)
-            folders[(Path(place.resolve().name) / inside).as_posix()] = folder
+    for parent in places:
+        below_parent = [f for f in run_folders(parent) if (f / CHECKPOINT).is_file()]
+        if not below_parent:
+            raise FlatlensError(f"{parent} has no run with a {CHECKPOINT}; train one first.")
+        for folder in below_parent:
+            inside = folder.relative_to(parent)
+            folders[(Path(parent.resolve().name) / inside).as_posix()] = folder
     return folders
 
 
