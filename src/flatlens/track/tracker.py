@@ -17,13 +17,14 @@ from flatlens.arguments import no_type_check
 from flatlens.errors import FlatlensError
 from flatlens.measurement import Measurement
 from flatlens.measurement.measuring import measure
+from flatlens.measurement.quantities import EDGE
 from flatlens.runs import Run
 from flatlens.track import checks
 from flatlens.track.budget import Level, TimeBudget, levels, now
 from flatlens.track.curves import plot_records
 from flatlens.track.folders import Exist
 from flatlens.track.journal import Journal, Record
-from flatlens.track.quantities import EDGE, edge_of_stability, parse_quantities
+from flatlens.track.quantities import edge_of_stability, parse_quantities
 from flatlens.track.samples import ProbeSamples, device_of, part_of
 from flatlens.track.schedules import Schedule, every
 from flatlens.track.sinks.base import Sink
