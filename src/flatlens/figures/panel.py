@@ -23,8 +23,9 @@ GLOBAL = {
 def panel(df: pd.DataFrame) -> Figure:
     """Draw loss, curvature, local compression and three global quantities over training steps.
 
-    Flatness bounds the local quantities (Eqs. 11 and 12). Nothing bounds the global ones, which
-    have a line for each place of the network.
+    Sharpness bounds MLS and NMLS (Eqs. 11 and 12). Nothing bounds the global quantities, which have
+    a line for each place of the network. S is the trace of Eq. 3; lambda_max and the limit are
+    those of the loss of the training, which may have another factor.
 
     Args:
         df: one row for each record, with the columns of ``training.snapshot_panel``.
@@ -53,7 +54,7 @@ def panel(df: pd.DataFrame) -> Figure:
         for ax in axes[1]:
             ax.set_xlabel("steps")
         for ax, title in zip(
-            axes[0], ("loss", "curvature", "local: bounded by flatness"), strict=True
+            axes[0], ("loss", "curvature", "local: S bounds MLS, NMLS"), strict=True
         ):
             ax.set_title(title)
     return figure

@@ -27,7 +27,7 @@ SEPARATOR = "@"  # between a quantity and the place where it was measured
 def snapshot_panel(folder: Path) -> list[dict[str, Any]]:
     """Measure every snapshot of a run on the samples that its records are about.
 
-    ``lambda_max`` is that of the loss of the training. ``stability_limit`` is (2 + 2 momentum) / lr:
+    ``lambda_max`` is that of the loss of the training. ``stability_limit`` is (2 + 2 momentum)/lr:
     above it gradient descent with momentum is unstable on a quadratic (Cohen et al. 2021).
     Columns such as ``nc1@2.weight`` are those of ``representations`` at one place.
 
