@@ -153,7 +153,7 @@ def spectral_density(
         return v
 
     for row in range(vectors):
-        signs = torch.randint(0, 2, (1, n), generator=generator) * 2 - 1
+        signs = torch.randint(0, 2, (1, n), generator=generator, device="cpu") * 2 - 1
         z = off(signs.to(like))
         size = float(z.double().square().sum())
         if size <= 1e-20 * n:  # the known vectors span everything

@@ -298,8 +298,8 @@ def ranks(x: Array) -> Array:
     Spearman's coefficient is Pearson's of ranks.
     """
     if x.ndim == 1:
-        return pd.Series(x).rank().to_numpy(np.float64)
-    table = pd.DataFrame(np.atleast_2d(x)).rank(axis=1).to_numpy()
+        return np.asarray(pd.Series(x).rank(), np.float64)
+    table = np.asarray(pd.DataFrame(np.atleast_2d(x)).rank(axis=1), np.float64)
     return table.reshape(x.shape)
 
 

@@ -43,7 +43,8 @@ def reproduce(
     ----------
     names
         The figures to draw: fig1, fig2, g4, g5, g6, g7, h8, h9, all (these eight), d3 (a longer
-        training), interventions (networks trained to be flatter), or fig3 (vision transformers).
+        training), interventions (networks trained to be flatter), fig3 (vision transformers), or
+        panel (curvature, local and global compression over training).
     scale
         The size of the experiment: smoke needs no data and takes a minute or so for each figure,
         desk takes fewer steps, images and seeds than the paper, night takes one night, and paper is

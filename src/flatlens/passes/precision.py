@@ -74,7 +74,7 @@ def check_linear(forward: Forward, samples: Bool[Tensor, " b"], start: int) -> N
     if not edges or f.shape[1] == 1:
         return
     generator = torch.Generator().manual_seed(0)
-    v = torch.randn(f.shape[1], generator=generator, dtype=torch.float64).to(f)
+    v = torch.randn(f.shape[1], generator=generator, dtype=torch.float64, device="cpu").to(f)
     chosen = (torch.rand(f.shape[1], generator=generator) < 0.5).to(f.device)
 
     def along(direction: Tensor) -> Float[Tensor, "b M"]:

@@ -1,7 +1,7 @@
 """Everything that `flatlens reproduce` can name: the paper's figures and experiments of our own.
 
-The figures of the paper that take a sweep each go to `reproduce`. `interventions` and `fig3` train
-other networks and leave their files in folders of their own.
+The figures of the paper that take a sweep each go to `reproduce`. `interventions`, `fig3` and
+`panel` train other networks and leave their files in folders of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from flatlens.reproduction import figure3, interventions
+from flatlens.reproduction import figure3, interventions, panel
 from flatlens.reproduction.archive import read_records
 from flatlens.reproduction.reproduce import Reproduction
 from flatlens.reproduction.reproduce import reproduce as reproduce_figures
@@ -20,8 +20,13 @@ from flatlens.reproduction.reproduce import reproduce as reproduce_figures
 EXPERIMENTS: dict[str, Callable[..., Reproduction]] = {
     interventions.NAME: interventions.interventions,
     figure3.NAME: figure3.figure3,
+    panel.NAME: panel.panel,
 }
-RECIPES = {interventions.NAME: interventions.RECIPES, figure3.NAME: figure3.RECIPES}
+RECIPES = {
+    interventions.NAME: interventions.RECIPES,
+    figure3.NAME: figure3.RECIPES,
+    panel.NAME: panel.RECIPES,
+}
 
 
 def reproduce(
@@ -30,8 +35,8 @@ def reproduce(
     """Train, draw and judge the figures and experiments called `names`.
 
     Args:
-        names: figures of the paper, "all" of them, `interventions` or `fig3`. Without names and
-            with a source: all that the source holds.
+        names: figures of the paper, "all" of them, `interventions`, `fig3` or `panel`. Without
+            names and with a source: all that the source holds.
         source: a file of records to redraw from.
         options: further arguments of `reproduction.reproduce.reproduce`.
 

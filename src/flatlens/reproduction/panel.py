@@ -1,0 +1,117 @@
+"""`flatlens reproduce panel`: when does which kind of compression happen, and what bounds it?
+
+The paper's MLP and VGG are trained with snapshots. Curvature, local and global quantities of every
+snapshot are drawn side by side. Everything goes to the folder `panel` below `out`:
+
+| file | what |
+|---|---|
+| `runs/RECIPE/...` | one folder for each network; the next call resumes them |
+| `panel_mlp.pdf`, `.png`, `panel_vgg.*` | the figures |
+| `records.jsonl.gz` | all records in one file; the figures are redrawn from it |
+| `provenance.json` | commands, versions, machine, wall time, number of networks |
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from flatlens.errors import FlatlensError
+from flatlens.figures.panel import panel as draw_panel
+from flatlens.figures.style import save
+from flatlens.reproduction import bookkeeping
+from flatlens.reproduction.archive import read_records, write_records
+from flatlens.reproduction.recipe import Recipe, read_recipe
+from flatlens.reproduction.recipe_records import Frames
+from flatlens.reproduction.reproduce import RECORDS, Reproduction
+from flatlens.runs import read_runs
+from flatlens.training.samples import load_data
+from flatlens.training.snapshot_panel import snapshot_panel
+from flatlens.training.sweep import SweepError, sweep
+
+NAME = "panel"
+RECIPES = ("panel_mlp", "panel_vgg")
+
+
+def panel(
+    *,
+    out: Path | str,
+    scale: str = "desk",
+    train: bool = True,
+    source: Path | str | None = None,
+    progress: bool | None = None,
+    **engine: Any,
+) -> Reproduction:
+    """Train the networks that are missing, measure their snapshots and draw the panel.
+
+    Args:
+        out: folder in which the folder `panel` is made.
+        scale: smoke or desk.
+        train: whether to train; otherwise only what is there is drawn.
+        source: a file of records to redraw from, without any training.
+        progress: show a progress bar; by default if a person looks at it.
+        engine: further arguments of `sweep`.
+
+    Returns:
+        The files, an empty table of claims (the paper makes none about these), and the problems.
+
+    Raises:
+        FlatlensError: if there is no such scale, or data or records are missing.
+    """
+    place, began, problems = Path(out) / NAME, time.perf_counter(), list[str]()
+    if source is None:
+        recipes = {name: read_recipe(name) for name in RECIPES}
+        for recipe in recipes.values() if train else ():
+            load_data(recipe.configs(scale)[0])  # missing data is refused before any training
+        for recipe in recipes.values() if train else ():
+            try:
+                base, grids = recipe.sweep(scale)
+                sweep(base, grids, out=place / "runs" / recipe.name, progress=progress, **engine)
+            except SweepError as error:
+                problems.append(f"{recipe.name}: {error}")
+        frames = _frames(place, recipes, scale, problems)
+    else:
+        frames = {k: df for k, df in read_records(Path(source)).items() if k in RECIPES}
+    if not frames:
+        raise FlatlensError(f"There are no records of {NAME} in {source or place}.")
+    place.mkdir(parents=True, exist_ok=True)
+    files: list[Path] = []
+    for name, df in frames.items():
+        try:
+            files += save(draw_panel(df), place / name).values()
+        except FlatlensError as error:
+            problems.append(f"{name} is not drawn: {error}")
+    write_records(frames, place / RECORDS)
+    files.append(place / RECORDS)
+    if source is None:
+        counts = {name: bookkeeping.run_counts(df) for name, df in frames.items()}
+        seconds = time.perf_counter() - began
+        files.append(bookkeeping.note_call(place, scale, seconds, {"networks": counts}))
+    else:
+        files += bookkeeping.copy_provenance(Path(source), place)
+    return Reproduction(files, pd.DataFrame(), problems)
+
+
+def _frames(place: Path, recipes: dict[str, Recipe], scale: str, problems: list[str]) -> Frames:
+    """The records of every recipe at this scale, with the quantities of their snapshots."""
+    frames: Frames = {}
+    for name, recipe in recipes.items():
+        folder = place / "runs" / name
+        if not any(folder.glob("*/records.jsonl")):
+            continue
+        df = read_runs(folder, damaged=problems)
+        df = df[df["run"].isin([config.name for config in recipe.configs(scale)])]
+        tables = []
+        for run in df["run"].unique():
+            try:
+                rows = snapshot_panel(folder / str(run))
+            except FlatlensError as error:
+                problems.append(str(error))
+                continue
+            tables.append(pd.DataFrame(rows).assign(run=run))
+        if tables:
+            frames[name] = df.merge(pd.concat(tables), on=["run", "step"]).reset_index(drop=True)
+    return frames
