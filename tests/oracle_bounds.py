@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from oracle_products import product_matrices
 from oracles import (
     EPS,
     Call,
@@ -120,6 +121,13 @@ class Layer:
         """P: [G, T, d_in, entries] what the patches take, and C = W P: [G, T, d_out, entries]."""
         x, z = self.call.values["x"], self.call.values["dz"][0]
         size, fed = x.numel(), copy.copy(self.call)
+        if self.call.geometry.get("product"):  # one entry of the input after the other
+            columns = []
+            for entry in torch.eye(size, dtype=x.dtype):
+                fed.values = {"x": entry.reshape(x.shape)}
+                columns.append(sharing_format(fed, z.new_zeros(1, *z.shape))[0])
+            P = torch.stack(columns, -1)
+            return P, torch.einsum("goi,gtie->gtoe", self.W, P)
         if self.call.kind == "linear":
             x, z = x.reshape(-1, x.shape[-1]), z.reshape(-1, z.shape[-1])
         basis = torch.eye(size, dtype=x.dtype).reshape(size * len(x), *x.shape[1:])
@@ -202,7 +210,8 @@ class Network:
     def beside(self, layer: Layer) -> float:
         """How far the network's A is from this layer's: what reads the input beside it."""
         if len(self.A[0].mT) == len(layer.A[0].mT):
-            return max(gap(a, b) for a, b in zip(self.A, layer.A, strict=True))
+            pairs = zip(self.A, layer.A, strict=True)
+            return max(min(gap(a, b), gap(in_order(a), in_order(b))) for a, b in pairs)
         pairs = [(used(a), used(b)) for a, b in zip(self.A, layer.A, strict=True)]  # more inputs
         return max(gap(a, b) if a.shape == b.shape else np.inf for a, b in pairs)
 
@@ -229,12 +238,12 @@ def full(model: nn.Module, x: Any, output: Any = None) -> Network:
 
 
 def reads_input(calls: list[Call], samples: list[dict]) -> bool:
-    """Whether what enters the layer is the network's input, in its own order."""
+    """Whether what enters the layer is the network's input, in any order."""
     return all(is_input(c, s) for c, s in zip(calls, samples, strict=True))
 
 
 def is_input(call: Call, sample: dict) -> bool:
-    """x^l comes from one leaf, which is no parameter, and its Jacobian by that is the identity."""
+    """x^l comes from one leaf, which is no parameter, and its Jacobian by that is a permutation."""
     edge, shape = call.targets["A"]
     leaves, queue = {}, [edge.node]
     while queue:
@@ -247,13 +256,16 @@ def is_input(call: Call, sample: dict) -> bool:
     # `forward` feeds copies: a tensor that is itself a leaf was made by the model.
     if others or isinstance(leaf, nn.Parameter) or leaf is call.x or leaf.numel() != size:
         return False
-    if not torch.equal(leaf.detach().flatten(), call.values["x"].flatten()):
-        return False
     rows = [
         torch.autograd.grad(edge, leaf, e.reshape(shape), retain_graph=True)[0].flatten()
         for e in torch.eye(size, dtype=leaf.dtype)
     ]
-    return torch.equal(torch.stack(rows), torch.eye(size, dtype=leaf.dtype))
+    P = torch.stack(rows)
+    if not torch.equal(P @ leaf.detach().flatten(), call.values["x"].flatten()):
+        return False
+    one_each = torch.ones(size, dtype=leaf.dtype)
+    zeros_and_ones = bool(((P == 0) | (P == 1)).all())
+    return zeros_and_ones and torch.equal(P.sum(0), one_each) and torch.equal(P.sum(1), one_each)
 
 
 # -- the table -----------------------------------------------------------------
@@ -324,9 +336,11 @@ def oracle_bounds(
                 noise,
             ),
         }
-        if first.T == 1 and first.call.kind == "linear":
+        if first.T == first.G == 1 and first.call.kind == "linear":
             rows["eq37"] = eq37(first, paper)
 
+    if not layers:
+        return rows
     dense, leaf = all(q.dense for q in layers), all(q.leaf for q in layers)
     paper = judged(dense and leaf, *(q.bypass for q in layers))
     nmls = sum(float(np.mean([sigma(a)[0] for a in q.A])) for q in layers)
@@ -455,7 +469,9 @@ def eq37(first: Layer, theorem: bool | None) -> Row:
     """Both sides at the optimum of Eq. 36 (λ = 1), with the curvature of this call's weight."""
     n, W = len(first.calls), first.call.values["weight"].numpy()
     H = sum(c.values["dweight"].square().sum(0) for c in first.calls).numpy() / n
-    if first.call.geometry.get("turned"):
+    if first.call.geometry.get("product"):
+        W, H = (product_matrices(first.call, torch.from_numpy(t))[0].numpy() for t in (W, H))
+    elif first.call.geometry.get("turned"):
         W, H = W.T, H.T
     value, t2 = minimum(H, W)
     lhs = 0.0
@@ -522,6 +538,11 @@ def gap(a: Tensor | None, b: Tensor | None) -> float:
         return 0.0 if a is b else np.inf
     off, size = float((a - b).norm()), float(a.norm())
     return off / size if size > 0 else np.sign(off)
+
+
+def in_order(A: Tensor) -> Tensor:
+    """The columns in an order of their own: what permutes the input changes nothing."""
+    return A[:, sorted(range(A.shape[1]), key=lambda j: A[:, j].tolist())]
 
 
 def judged(conditions: bool, *gaps: float) -> bool | None:

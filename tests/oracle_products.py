@@ -60,10 +60,10 @@ def product_format(call: Any, gz: Tensor) -> tuple[Tensor, Tensor]:
     return u, J.reshape(len(gz), G, -1, d_out)
 
 
-def product_matrices(call: Any) -> Tensor:
-    """The weight as one matrix per group, [G, d_out, d_in]."""
+def product_matrices(call: Any, weight: Tensor | None = None) -> Tensor:
+    """The weight, or a tensor of its shape, as one matrix per group, [G, d_out, d_in]."""
     groups, summed, outputs, _ = roles(call.geometry["letters"])
-    w = call.geometry["view"](call.values["weight"])
+    w = call.geometry["view"](call.values["weight"] if weight is None else weight)
     matrices = torch.einsum(f"{call.geometry['letters'][1]}->{groups}{outputs}{summed}", w)
     return matrices.reshape(call.geometry["sizes"])
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from oracle_products import product_matrices
 from oracles import kernel_matrices, oracle, sample_calls, sharing_format
 from torch import nn
 from traps import ZOO
@@ -136,6 +137,11 @@ def test_patches_rebuild_the_weights_gradient_and_the_derivative_through(name):
     )
     for call in calls:
         u, J = sharing_format(call, call.values["dz"])
+        if call.geometry.get("product"):
+            dW = torch.einsum("kgto,gti->kgoi", J, u)
+            rows = torch.stack([product_matrices(call, row) for row in call.values["dweight"]])
+            np.testing.assert_allclose(dW, rows, rtol=1e-10, atol=1e-12)
+            continue
         turned = "transpose" in call.kind or call.geometry.get("turned")
         form = "kgto,gti->kgio" if turned else "kgto,gti->kgoi"
         dW = torch.einsum(form, J, u)  # Σ_p J_p u_pᵀ

@@ -102,6 +102,8 @@ def _walk(
             constant *= _constant(node, name, children[0])
             edge = GradientEdge(*children[0])
             continue
+        if calls[number].layer.kind == "bilinear":
+            raise _NoChainError("a bilinear layer multiplies two inputs")
         layers.append(number)
         total = calls[number].total
         if total is None:

@@ -283,7 +283,7 @@ def why_no_eq37(net: Network) -> str | None:
     if reason := why_not_dense(net.p, layer):
         return reason
     if layer.kind == "linear":
-        return f"the input of {layer.name} is too wide"
+        return f"the input of {layer.name} is too wide, or its entries are read in another order"
     what = "a convolution" if "conv" in layer.kind else f"a {layer.kind} layer of another shape"
     return f"{layer.name} is {what}: its columns are no input entries"
 
