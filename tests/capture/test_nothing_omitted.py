@@ -169,3 +169,18 @@ def test_einsum_gives_what_torch_gives(equation, shapes):
     want = rows.flatten(1).square().sum(1).numpy()
     assert used[0].grad == pytest.approx(want, rel=1e-10)
     assert p.unmeasured == []
+
+
+def test_a_sparse_operand_is_left_to_torch():
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(3, 2))
+            self.register_buffer("neighbours", torch.eye(4).to_sparse())
+
+        def forward(self, x):
+            return torch.stack([self.neighbours @ sample @ self.w for sample in x]).flatten(1)
+
+    torch.manual_seed(0)
+    m = fl.measure(Graph(), torch.randn(2, 4, 3))
+    assert set(m.layers["weight"]) == {"w"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from functools import cached_property
 from math import prod
 
 import torch
@@ -65,9 +66,17 @@ class Graph:
             for reader in self.readers.get((node, index), [])
         )
 
-    def readers_of(self, node: Node) -> list[Node]:
+    def leaf(self, t: Tensor) -> Node | None:
+        """The node of a leaf, or None where the output does not depend on it."""
+        return self._leaves.get(id(t))
+
+    @cached_property
+    def readers_by_node(self) -> dict[Node, list[Node]]:
         """The nodes that read any result of a node."""
-        return [r for (n, _), readers in self.readers.items() if n is node for r in readers]
+        by_node: dict[Node, list[Node]] = {}
+        for (node, _), readers in self.readers.items():
+            by_node.setdefault(node, []).extend(readers)
+        return by_node
 
     def read_once(self, edge: GradientEdge) -> bool:
         """Whether exactly one node reads the tensor that ``edge`` stands for."""

@@ -217,6 +217,8 @@ class _Values:
             self.tensor._backward_hooks = self.hooks
         if self.tensor.is_leaf and self.tensor.requires_grad != self.needs_gradient:
             self.tensor.requires_grad_(self.needs_gradient)
+        if self.tensor.layout != torch.strided:  # a sparse tensor has no memory to compare
+            return
         with torch.no_grad():
             if not _same_memory(self.tensor, self.storage):
                 self.tensor.data = self.storage

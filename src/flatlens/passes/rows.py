@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -73,7 +74,7 @@ class Setup:
         """Number of samples."""
         return len(self.forward.f)
 
-    @property
+    @cached_property
     def unmeasured(self) -> tuple[str, ...]:
         """The parameters with a linear map that is not measured as a layer."""
         slow = list(self.plan.parameters.slow)

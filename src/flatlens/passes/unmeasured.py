@@ -63,11 +63,12 @@ def unmeasured(
 
 def _multiplies(graph: Graph, p: Tensor) -> bool:
     """Whether something reads a parameter that is not known to be no linear map."""
-    queue: list[Node] = [node for node in graph.nodes if getattr(node, "variable", None) is p]
+    leaf = graph.leaf(p)
+    queue: list[Node] = [] if leaf is None else [leaf]
     seen = set(queue)
     while queue:
         node = queue.pop()
-        for reader in graph.readers_of(node):
+        for reader in graph.readers_by_node.get(node, []):
             name = reader.name()
             if name in HANDED_ON:
                 if reader not in seen:

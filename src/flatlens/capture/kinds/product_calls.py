@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flatlens.capture.kinds.broadcast import broadcast
 from flatlens.capture.kinds.linear import addmm
-from flatlens.capture.kinds.products import is_product, note_product
+from flatlens.capture.kinds.products import are_plain, is_product, note_product
 from flatlens.capture.labels import Dimensions, Labels, einsum_labels, matmul_labels
 from flatlens.capture.recording import Recording
 
@@ -50,6 +50,8 @@ def _matmul(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _reversed_matmul(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """``a.__rmatmul__(b)`` is b @ a."""
+    if not _tensors(args, kwargs, 2):
+        return func(*args, **kwargs)
     return _matmul(recording, torch.matmul, args[::-1], kwargs)
 
 
@@ -111,7 +113,9 @@ def _add_product(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any
 
 def _einsum(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     operands = _operands(args)
-    if kwargs or operands is None or not any(map(recording.parameters.make_weight, operands[0])):
+    if kwargs or operands is None or not are_plain(operands[0]):
+        return func(*args, **kwargs)
+    if not any(recording.parameters.make_weight(t, recording.data) for t in operands[0]):
         return func(*args, **kwargs)
     tensors, labels, result = operands
     return _contracted(recording, list(tensors), list(labels), result)

@@ -7,7 +7,7 @@ every other product is a :class:`Product`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -219,9 +219,23 @@ def _turned_view(p: Tensor) -> View:
 
 def is_product(recording: Recording, *operands: Any) -> int | None:
     """The place of the one operand that is a weight; None where none or several are."""
-    if not all(isinstance(t, Tensor) for t in operands) or any(t.is_complex() for t in operands):
+    if not are_plain(operands):
         return None
-    if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in operands):
-        return None  # inside torch.vmap an operand hides its dimension of samples
     weights = [recording.parameters.make_weight(t, recording.data) for t in operands]
     return weights.index(True) if weights.count(True) == 1 else None
+
+
+def are_plain(operands: Sequence[Any]) -> bool:
+    """Whether all operands are real, dense tensors that show all their dimensions.
+
+    Inside ``torch.vmap`` a tensor hides its dimension of samples, and a sparse or nested tensor has
+    no storage of its own.
+    """
+    return all(
+        isinstance(t, Tensor)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(t)
+        and not t.is_nested
+        and t.layout == torch.strided
+        and not t.is_complex()
+        for t in operands
+    )
