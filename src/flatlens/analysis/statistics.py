@@ -312,7 +312,7 @@ def ranks(x: Array) -> Array:
     Spearman's coefficient is Pearson's of ranks.
     """
     if x.ndim == 1:
-        return pd.Series(x).rank().to_numpy(np.float64)
+        return np.asarray(pd.Series(x).rank(), dtype=np.float64)
     table = pd.DataFrame(np.atleast_2d(x)).rank(axis=1).to_numpy()
     return table.reshape(x.shape)
 
