@@ -53,6 +53,7 @@ MEASURED = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch, of vmap over attention
 @pytest.mark.parametrize("name", MEASURED)
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_no_tensor_is_made_on_the_default_device(kind, name):

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from flatlens.algebra.traces import Estimate
-from flatlens.arguments import check_integer
+from flatlens.arguments import check_integer, no_type_check, typed_arguments
 from flatlens.capture.inputs import Inputs, as_list, batches
 from flatlens.curvature.hessians import Surface, surface
 from flatlens.errors import FlatlensError
@@ -30,6 +30,8 @@ AnyLoss = str | Loss | Callable[..., Any]
 DEFAULT_BATCH = 32  # samples of a mini-batch
 
 
+@no_type_check
+@typed_arguments
 def fisher_trace(
     model: nn.Module,
     x: Any,
@@ -73,6 +75,8 @@ def fisher_trace(
     return Estimate(float(squares.mean()), error, dof=len(squares) - 1, samples=squares, passes=1)
 
 
+@no_type_check
+@typed_arguments
 def gradient_noise_scale(
     model: nn.Module,
     x: Any,
@@ -115,6 +119,8 @@ def gradient_noise_scale(
     return Estimate(value, passes=2)
 
 
+@no_type_check
+@typed_arguments
 def batch_sharpness(
     model: nn.Module,
     x: Any,

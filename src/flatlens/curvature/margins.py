@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.algebra.traces import Estimate
 from flatlens.capture.inputs import check_finite
 from flatlens.curvature.hessians import network
@@ -15,6 +16,8 @@ from flatlens.errors import FlatlensError
 from flatlens.losses import as_tensor
 
 
+@no_type_check
+@typed_arguments
 def margin_radius(
     model: nn.Module, x: Any, y: Any = None, *, output: Any = None, chunk: int | None = None
 ) -> Estimate:

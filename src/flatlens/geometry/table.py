@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from flatlens.arguments import check_flag, check_instance, check_integer, no_type_check
+from flatlens.arguments import check_flag, check_instance, check_integer, no_type_check, typed_arguments
 from flatlens.capture.inputs import as_list, batches
 from flatlens.errors import FlatlensError
 from flatlens.geometry import clouds, collapse
@@ -49,6 +49,7 @@ class _Samples:
 
 
 @no_type_check
+@typed_arguments
 def representations(
     model: nn.Module,
     x: Any,

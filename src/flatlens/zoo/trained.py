@@ -149,9 +149,17 @@ def trained_zoo(
             except FlatlensError as error:
                 skipped[name] = str(error)
             show(len(skipped), len(busy))
-    if not any(out.rglob(RECORDS)):
-        raise FlatlensError(next(iter(skipped.values()), "No run was measured."))
-    frame = read_runs(out)
+    if len(skipped) == len(folders):
+        raise FlatlensError(next(iter(skipped.values())))
+    frame = read_runs(out) if any(out.rglob(RECORDS)) else _nothing()
+    if "model" not in frame:  # another process has not written its first record yet
+        frame = _nothing()
     frame.attrs |= {"skipped": skipped, "busy": busy}
     remove_figures(out)
     return frame
+
+
+def _nothing() -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame({"run": [], "model": []})
