@@ -11,7 +11,6 @@ what stands in its place where a pass did not measure it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
 
@@ -233,13 +232,13 @@ class Probe:
         """Return the same probe with more notes on how it came to be."""
         return replace(self, notes=[*self.notes, *notes])
 
-
-def why_unmeasured(names: Sequence[str]) -> str | None:
-    """Say which linear maps are missing from a sum over all layers."""
-    if not names:
-        return None
-    verb = "is" if len(names) == 1 else "are"
-    return f"{', '.join(names)} {verb} not measured as a layer"
+    @property
+    def why_not_every_layer(self) -> str | None:
+        """Which linear maps are missing from a sum over all layers, if any."""
+        if not self.unmeasured:
+            return None
+        verb = "is" if len(self.unmeasured) == 1 else "are"
+        return f"{', '.join(self.unmeasured)} {verb} not measured as a layer"
 
 
 # -- merging -------------------------------------------------------------------------------------
@@ -389,20 +388,14 @@ def _joined_first(
             shard = replace(shard, slot=numbers[shard.slot])
         shards.append(shard)
     start = shards[0]
-    same = all(
-        q.weight is not None
-        and start.weight is not None
-        and np.array_equal(q.weight, start.weight)
-        and _first_slots(q) == _first_slots(start)
+    slots = {tuple(sorted(set([] if q.slot is None else q.slot.tolist()))) for q in shards}
+    same = len(slots) == 1 and all(
+        q.weight is not None and start.weight is not None and np.array_equal(q.weight, start.weight)
         for q in shards
     )
     if not same:
         shards = [replace(q, weight=None, curvature=None, crossed=None) for q in shards]
     return _joined(shards, n)
-
-
-def _first_slots(q: FirstLayerProbe) -> set[int]:
-    return set() if q.slot is None else set(q.slot.tolist())
 
 
 def _joined(shards: list[T], n: np.ndarray) -> T:

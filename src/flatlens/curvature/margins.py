@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.algebra.traces import Estimate
+from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.capture.inputs import check_finite
 from flatlens.curvature.hessians import network
 from flatlens.errors import FlatlensError

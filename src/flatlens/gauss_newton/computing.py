@@ -13,7 +13,13 @@ from torch import Tensor, nn
 
 from flatlens.algebra.block_lanczos import TopEigenvalues, spectral_density, top_eigenvalues
 from flatlens.algebra.traces import VECTORS
-from flatlens.arguments import check_flag, check_integer, check_positive, no_type_check, typed_arguments
+from flatlens.arguments import (
+    check_flag,
+    check_integer,
+    check_positive,
+    no_type_check,
+    typed_arguments,
+)
 from flatlens.capture.inputs import as_list, batches
 from flatlens.capture.no_trace import original
 from flatlens.errors import FlatlensError

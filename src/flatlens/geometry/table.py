@@ -12,7 +12,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from flatlens.arguments import check_flag, check_instance, check_integer, no_type_check, typed_arguments
+from flatlens.arguments import (
+    check_flag,
+    check_instance,
+    check_integer,
+    no_type_check,
+    typed_arguments,
+)
 from flatlens.capture.inputs import as_list, batches
 from flatlens.errors import FlatlensError
 from flatlens.geometry import clouds, collapse

@@ -16,7 +16,7 @@ import numpy as np
 from flatlens.inequalities.conditions import Condition, first_reason
 from flatlens.inequalities.network import Network
 from flatlens.metrics import ADAPTIVE, COLUMNS
-from flatlens.probes import LayerProbe, why_unmeasured
+from flatlens.probes import LayerProbe
 
 Verdict = Literal["theorem", "observation", "not applicable"]
 
@@ -117,7 +117,7 @@ def judge(row: Row, network: Network) -> Inequality:
 
 def _why_it_does_not_apply(row: Row, network: Network) -> str | None:
     if row.needs_layers and not network.p.layers:
-        missing = why_unmeasured(network.p.unmeasured)
+        missing = network.p.why_not_every_layer
         return NO_LAYER if missing is None else f"{NO_LAYER}: {missing}"
     if reason := row.not_applicable(network):
         return reason
@@ -163,7 +163,7 @@ def _verdict(row: Row, network: Network) -> tuple[Verdict, str]:
 
 def _broken_condition(row: Row, network: Network) -> str | None:
     """Return what breaks the proof; a row over all layers also names the layers that it misses."""
-    missing = why_unmeasured(network.p.unmeasured) if row.sums_over_layers else None
+    missing = network.p.why_not_every_layer if row.sums_over_layers else None
     reasons = [reason for reason in (_broken_proof(row, network), missing) if reason]
     return "; ".join(reasons) or None
 

@@ -41,7 +41,7 @@ from flatlens.passes.precision import (
 from flatlens.passes.request import Request
 from flatlens.passes.sharpness_only import SharpnessOnly
 from flatlens.passes.sketch import ExactIsCheaperError, SketchStrategy, plain_kernels
-from flatlens.probes import Probe, why_unmeasured
+from flatlens.probes import Probe
 
 NO_SAMPLES = "there are no samples (n = 0); give at least one"
 GROUP = 8  # samples that are run together where each is measured alone
@@ -317,7 +317,7 @@ class _Pass:
         self.buffers.leave()
         probe = assemble(self.table, self.request.weight_norm, self.M, self.choice.chunk)
         assert self.inputs is not None
-        if missing := why_unmeasured(probe.unmeasured):
+        if missing := probe.why_not_every_layer:
             self.notes.append(f"{missing}: NMLS and the sums over layers leave it out")
         probe = replace(probe, inputs=self.inputs.names, chain=self.chain)
         probe = probe.with_notes(*self.notes)
