@@ -184,3 +184,40 @@ def test_a_sparse_operand_is_left_to_torch():
     torch.manual_seed(0)
     m = fl.measure(Graph(), torch.randn(2, 4, 3))
     assert set(m.layers["weight"]) == {"w"}
+
+
+def test_a_weight_that_multiplies_inside_an_addition_is_named():
+    """torch.addmm begins like torch.add, and rows looked up by an index are no known input."""
+
+    class Indexed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(5, 3))
+            self.w, self.b = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(2))
+            self.head = nn.Linear(2, 2)
+
+        def forward(self, x):
+            rows = self.table[(x[:, 0] > 0).long()]
+            return self.head(torch.tanh(torch.addmm(self.b, rows, self.w)) * x[:, :2])
+
+    m = fl.measure(Indexed().double(), torch.randn(4, 2, dtype=torch.float64))
+    measured = {layer.weight for layer in m.probe.layers}
+    assert "w" in measured or "w" in m.unmeasured
+
+
+def test_layers_behind_a_tied_embedding_are_measured():
+    """The rows that the tokens take are data, although a parameter alone is behind them."""
+
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(5, 3)
+            self.w, self.b = nn.Parameter(torch.randn(3, 3)), nn.Parameter(torch.randn(3))
+
+        def forward(self, ids):
+            h = torch.tanh(torch.addmm(self.b, self.table(ids).flatten(0, 1), self.w))
+            return nn.functional.linear(h, self.table.weight).unflatten(0, ids.shape)[:, -1]
+
+    m = fl.measure(Tied().double(), torch.tensor([[0, 1], [2, 3], [4, 0]]))
+    assert [layer.weight for layer in m.probe.layers] == ["w", "table.weight"]
+    assert m.unmeasured == []

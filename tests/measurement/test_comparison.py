@@ -40,7 +40,7 @@ def test_values_ratios_and_table(x):
     assert "All verdicts on inequalities agree." in str(both)
     assert all(name in str(both) for name in a.values)
     assert "sharpness" in both._repr_html_()
-    assert repr(both) == "Comparison(sgd, sam: 15 quantities)"
+    assert repr(both) == "Comparison(sgd, sam: 16 quantities)"
 
 
 def test_standard_errors_of_ratios(x):

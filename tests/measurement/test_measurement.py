@@ -217,7 +217,7 @@ def test_files_that_cannot_be_are_refused(m, tmp_path):
     (tmp_path / "no").touch()
     with pytest.raises(fl.FlatlensError, match="Cannot write"):
         m.save(tmp_path / "no" / "m.json")
-    with pytest.raises(fl.FlatlensError, match="cannot read"):
+    with pytest.raises(fl.FlatlensError, match="Cannot read"):
         fl.Measurement.load(tmp_path / "m.json")
 
 

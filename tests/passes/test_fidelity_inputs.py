@@ -99,7 +99,7 @@ def test_choices_that_cannot_be_met():
         (["masked_image"], "does not depend differentiably on the input 'masked_image'"),
         (["other"], "names 'other', but the inputs are image, masked_image"),
         ([], "names no input"),
-        ("image", "give a list of names"),
+        ("image", "is not a list"),
     ]:
         with pytest.raises(fl.FlatlensError, match=message):
             fl.probe(Ignores(), (A, B), inputs=inputs)

@@ -269,7 +269,7 @@ HOGS = {
     "image size": (["measure", "torch.nn:Flatten", "--data", f"folder:pictures?size={10**7}"], ""),
     "workers": (["sweep", *TINY, "--workers", BIG, "--seeds", 5_000], "memory"),
     "directions": (
-        ["measure", "torch.nn:Flatten", "--data", "digits", "--method", "sketch",
+        ["measure", "vit", "--data", "digits", "--method", "sketch",
          "--directions", BIG, "--n", 2],
         "",
     ),

@@ -239,7 +239,11 @@ def test_without_timm_the_extra_is_named(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("alexnet", {}, "Unknown model 'alexnet'; use mlp, .*, timm:NAME or package.module:"),
+        (
+            "alexnet",
+            {},
+            "Unknown model 'alexnet'; use mlp, .*, hf:NAME or package.module:",
+        ),
         ("", {}, "Unknown model"),
         ("no_such_module:net", {}, "No module named 'no_such_module'"),
         ("torch.nn:NoSuchNet", {}, "has no attribute 'NoSuchNet'"),

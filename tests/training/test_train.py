@@ -447,7 +447,7 @@ REFUSED = {
     },
     "no parameters to train": {"model": "torch.nn:Identity", "model_options": {}},
     "diverged: its loss is": {"lr": 1e6},
-    "quantity 'love' is unknown": {"quantities": ("love",)},
+    "quantities has the unknown name 'love'": {"quantities": ("love",)},
     "device 'abacus'": {"device": "abacus"},
     "device 'meta'": {"device": "meta"},
     "1.weight of the model mlp has shape [0, 64]": {"model_options": {"widths": (64, 0, 10)}},

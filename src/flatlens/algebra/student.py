@@ -43,9 +43,21 @@ def log_scale_error(value: float, error: float, count: int) -> float:
     >>> round(log_scale_error(1.0, 0.01, 100), 4)
     0.0101
     >>> round(log_scale_error(1.0, 0.5, 8), 2)
-    1.39
+    1.38
     """
     if not (value > 0 and error > 0):
         return error
     t, a = t_quantile(count - 1), error / value
     return value * math.expm1(min(t * a * math.sqrt(1 + 2 * a * a), WIDEST)) / t
+
+
+def plain_rtol(rtol: float, count: int) -> float:
+    """Return the plain relative error at which `log_scale_error` is ``rtol``.
+
+    >>> a = plain_rtol(0.14, 30)
+    >>> round(log_scale_error(1.0, a, 30), 9)
+    0.14
+    """
+    t = t_quantile(count - 1)
+    squared = (math.log1p(t * rtol) / t) ** 2  # a^2 + 2 a^4
+    return math.sqrt((math.sqrt(1 + 8 * squared) - 1) / 4)

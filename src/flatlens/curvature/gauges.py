@@ -165,6 +165,7 @@ def batch_sharpness(
     """
     check_integer("batch_size", batch_size, 1)
     check_integer("batches", batches, 2)
+    check_integer("seed", seed, 0)
     quotients = []
     for part in _mini_batches(as_list(x), y, batch_size, batches, seed):
         with surface(model, part, None, loss, output, chunk) as s:

@@ -175,7 +175,7 @@ def _exact(job: _Job, memory: int) -> Spectrum:
         ledger = Ledger(memory, job.samples, job.max_size, done)
         p = look(job.model, (b for b, _ in batches(job.x)), job.request, strategy_for(ledger))
         if len(K) == 0:
-            device = next(iter(job.model.parameters())).device
+            device = next((p.device for p in job.model.parameters()), torch.device("cpu"))
             K = torch.zeros(ledger.rows, ledger.rows, dtype=torch.float64, device=device)
         for name in sorted(ledger.names(), key=module_of):
             own = ledger.gram_of(name, K)

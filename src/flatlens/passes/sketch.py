@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flatlens.algebra.buffers import Buffers
+from flatlens.algebra.student import plain_rtol
 from flatlens.algebra.traces import FEWEST
 from flatlens.capture.inputs import Inputs
 from flatlens.capture.recording import CapturePlan
@@ -137,7 +138,7 @@ class SketchStrategy:
         before = [r.sharpness() for r in self.replicates]
         mean = sum(float(t.mean()) for t in before) + float(total.mean())
         known = sum(float(t.var()) / len(t) for t in before)
-        target = (rtol * mean) ** 2 - known
+        target = (plain_rtol(rtol, len(total)) * mean) ** 2 - known
         if variance == 0:
             return 0.0
         return max(float(FEWEST), variance / target) if target > 0 else np.inf

@@ -117,6 +117,7 @@ class Slot:
             kernel=max(norms.kernel for norms in each),
             frobenius=max(norms.frobenius for norms in each),
             slack=max(norms.slack for norms in each),
+            risk=max(norms.risk for norms in each),
         )
 
     def sample_columns(self, n: int, weight_norm: str) -> dict[str, Array]:

@@ -33,6 +33,7 @@ NO_LINEAR_MAPS = (
     *("FusedRmsNorm", "PreluKernel", "LeakyRelu", "Upsample", "GridSampler", "Tril", "Triu"),
     *("CopySlices", "ConstantPadNd", "Cumsum", "Diag", "Elu", "Hardtanh", "Hardswish"),
 )
+LINEAR_MAPS = ("Addmm", "Addmv", "Addbmm", "Addr")  # which begin like an addition
 
 
 def unmeasured(
@@ -74,6 +75,8 @@ def _multiplies(graph: Graph, p: Tensor) -> bool:
                 if reader not in seen:
                     seen.add(reader)
                     queue.append(reader)
-            elif not (name.startswith(NO_LINEAR_MAPS) and name[-1].isdigit()):
+            elif name.startswith(LINEAR_MAPS) or not (
+                name.startswith(NO_LINEAR_MAPS) and name[-1].isdigit()
+            ):
                 return True
     return False

@@ -32,7 +32,8 @@ def summary(df: pd.DataFrame) -> pd.DataFrame:
     last = run_table.ends(df)
     names = [name for name in QUANTITIES if name in last]
     ends = pd.DataFrame({name: run_table.numbers(last, name) for name in names})
-    ends_of: dict[Any, pd.DataFrame] = dict(iter(ends.groupby(last["run"].map(keys).to_numpy())))
+    ends.index = pd.Index(last["run"].map(keys).to_numpy())  # also where there is no column
+    ends_of: dict[Any, pd.DataFrame] = dict(iter(ends.groupby(level=0)))
     steps = run_table.interpolation_steps(run_table.followed(df))
     steps_of: dict[Any, Any] = dict(iter(steps.groupby(steps.index.map(keys))))
     nothing = ends[:0], steps[:0]

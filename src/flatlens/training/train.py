@@ -18,6 +18,7 @@ from flatlens.errors import FlatlensError
 from flatlens.runs import Run
 from flatlens.runs.layout import CONFIG
 from flatlens.training.config import Config
+from flatlens.training.placement import check_device
 from flatlens.training.progress import Show, training_line
 from flatlens.training.schedule import MeasureSchedule
 from flatlens.training.state import TrainingState
@@ -57,6 +58,7 @@ def train(config: Config, folder: Path | str, *, progress: bool | None = None) -
     """
     import pandas as pd
 
+    check_device(config.device)
     with torch_settings(config), interrupts() as interrupted:
         # a new run starts before it has a folder, so that a bad config leaves nothing behind
         state = None if (Path(folder) / CONFIG).exists() else TrainingState.start(config)

@@ -57,7 +57,7 @@ def check_trusted(
             raise FlatlensError(
                 f"{where} names the {noun} {name!r}, which is code that is not part of flatlens; "
                 f"to run it give --{option} {name}, or --trust if you trust the whole file "
-                "(trust=True in Python)."
+                f"({'models' if option == 'model' else option}=[{name!r}] or trust=True in Python)."
             )
 
 

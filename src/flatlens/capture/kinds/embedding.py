@@ -34,6 +34,8 @@ def _call_embedding(
     z = F.embedding(input, weight, *options)
     if recording.parameters.trainable(weight) and not (scale_grad_by_freq or sparse):
         z = _note_lookup(recording, z, input, weight, padding_idx)
+    if id(input) in _derived(recording):
+        recording.data.add(z.grad_fn)  # it is no weight, although a parameter alone is behind it
     dims = [_sample_dim(input, t) for t in recording.tokens]
     token = next((k for k, dim in enumerate(dims) if dim is not None), None)
     if id(input) not in _derived(recording) or token is None:
