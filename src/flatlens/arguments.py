@@ -135,7 +135,8 @@ def _described(hint: Any) -> str:
         Callable: "a function", type: "a class",
     }  # fmt: skip
     name = getattr(hint, "__name__", str(hint))
-    return words.get(origin or hint) or f"a {name}"
+    known = {"Module": "torch.nn.Module", "Tensor": "torch.Tensor"}  # torch is not imported here
+    return words.get(origin or hint) or f"a {known.get(name, name)}"
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:

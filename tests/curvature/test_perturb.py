@@ -1054,7 +1054,7 @@ def test_the_rounding_of_the_loss_is_in_the_error_bar(rho):
 @pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
 def test_scales_that_are_no_scale_are_refused(bad):
     net, x, y = nn.Linear(2, 2), torch.ones(3, 2), torch.zeros(3, 2)
-    with pytest.raises(FlatlensError, match="finite rho|not a number"):
+    with pytest.raises(FlatlensError, match=r"finite rho|not a number"):
         adaptive_sharpness_sampled(net, x, y, rho=bad)
-    with pytest.raises(FlatlensError, match="finite number|not a number"):
+    with pytest.raises(FlatlensError, match=r"finite number|not a number"):
         normalized_sharpness(net, x, lam=bad)
