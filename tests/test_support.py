@@ -131,6 +131,8 @@ def test_the_layers_of_a_scripted_submodule_count_in_the_sharpness_alone():
     assert m["sharpness"] == pytest.approx(plain["sharpness"], rel=1e-5)
     assert m["nmls"] == pytest.approx(plain.layers["mls"].iloc[-1], rel=1e-5)
     assert m.coverage["0.0.weight"] == "slow"
+    assert "0.0.weight" in m.unmeasured
+    assert m["eq12"].verdict == "observation"
 
 
 def test_autocast_around_a_measurement_changes_nothing():
@@ -178,8 +180,6 @@ def sparse() -> nn.Module:
 
 # What the table calls "not supported": today an error of torch; a refusal in a sentence is as good.
 UNSUPPORTED = {
-    "scripted": lambda: torch.jit.script(network()),
-    "traced": lambda: torch.jit.trace(network(), samples()),
     "sparse weight": sparse,
     "exported": lambda: torch.export.export(network(), (samples(),)).module(),
 }
@@ -190,6 +190,16 @@ def test_not_supported_and_never_a_wrong_number(name):
     model = UNSUPPORTED[name]()
     with pytest.raises((fl.FlatlensError, RuntimeError, AttributeError, AssertionError)):
         fl.measure(model, samples())
+
+
+@pytest.mark.parametrize("way", ["scripted", "traced"])
+def test_the_layers_of_a_scripted_network_are_named_as_unmeasured(way):
+    model = network()
+    hidden = torch.jit.script(model) if way == "scripted" else torch.jit.trace(model, samples())
+    m = fl.measure(hidden, samples())
+    assert m["sharpness"] == pytest.approx(fl.measure(model, samples())["sharpness"], rel=1e-5)
+    assert "0.weight" in m.unmeasured
+    assert {b.name for b in m.bounds if b.verdict == "theorem"} <= {"eq8"}
 
 
 def test_a_sparse_input_is_not_supported():

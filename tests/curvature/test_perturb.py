@@ -93,7 +93,7 @@ def tanh_net():
 # -- Tr H ------------------------------------------------------------------------------------------
 
 SECOND_DERIVATIVE_MISSING = {"embedding_bag"}  # torch has none
-NOTHING_TRAINED = {"frozen_everything"}
+NOTHING_TRAINED = {"frozen_everything", "no_parameter_at_all"}
 ORACLE_FAILS = {"embedding_with_sparse_gradients"}  # torch cannot view sparse gradients
 
 

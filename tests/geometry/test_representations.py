@@ -180,7 +180,7 @@ def test_the_model_is_left_as_it_was():
     ("options", "message"),
     [
         ({"layers": ["nothing"]}, "choose from input, 0, 2, output"),
-        ({"layers": "input"}, "one name"),
+        ({"layers": "input"}, "is not a list"),
         ({"groups": 1}, "groups"),
         ({"measurement": 3}, "measurement"),
         ({"y": torch.zeros(3).long()}, "3 entries"),

@@ -1,6 +1,5 @@
 """Families of Transformers, built tiny from their configuration, against the oracle."""
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +8,9 @@ import torch
 from oracles import oracle
 
 import flatlens as fl
+from flatlens.compat import make_torchvision_importable
 
-try:
-    import torchvision  # noqa: F401
-except (ImportError, RuntimeError):  # one of another torch, which transformers would import, too
-    sys.modules["torchvision"] = None  # type: ignore[assignment]
+make_torchvision_importable()
 transformers = pytest.importorskip("transformers")
 
 pytestmark = [

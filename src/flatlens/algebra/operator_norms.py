@@ -101,7 +101,7 @@ def _norms(layer: HasNorms, frobenius: float) -> WeightNorms:
     """
     size, scale = float(layer.weight.detach().abs().max()), 1.0
     if layer.weight.dtype == torch.float32 and not SMALL <= size <= LARGE:
-        scale = float(power_of_two(torch.tensor(size)))
+        scale = float(power_of_two(torch.tensor(size, device="cpu")))
         weight = (layer.weight.detach().double() * scale).float()
         layer = replace(layer, weight=weight)  # type: ignore[type-var]
     kernels = [matrix_norm(w) for w in layer.matrix]

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from math import gcd, prod, sqrt
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from flatlens.capture.graph import VIEWS, Graph
 from flatlens.capture.recording import Call
@@ -70,9 +69,9 @@ def find_chain(
         return Chain(why=str(why))
 
 
-def _below(graph: Graph, start: Node) -> set[Node]:
+def _below(graph: Graph, start: Any) -> set[Any]:
     """Return all nodes that depend on the input."""
-    readers: dict[Node, list[Node]] = {}
+    readers: dict[Any, list[Any]] = {}
     for (node, _), nodes in graph.readers.items():
         readers.setdefault(node, []).extend(nodes)
     seen, queue = {start}, [start]
@@ -85,7 +84,7 @@ def _below(graph: Graph, start: Node) -> set[Node]:
 
 
 def _walk(
-    edge: GradientEdge, dependent: set[Node], end: GradientEdge, calls: Sequence[Call]
+    edge: GradientEdge, dependent: set[Any], end: GradientEdge, calls: Sequence[Call]
 ) -> Chain:
     layers: list[int] = []
     constant = 1.0
@@ -112,7 +111,7 @@ def _walk(
     return Chain(tuple(layers), constant)
 
 
-def _constant(node: Node, name: str, child: tuple[Node, int]) -> float:
+def _constant(node: Any, name: str, child: tuple[Any, int]) -> float:
     if node.name() in VIEWS:
         return 1.0
     rule = CONSTANTS.get(name)
@@ -161,32 +160,40 @@ def _batch_norm(node: Any, _: Any) -> float:
     return float((scale if weight is None else scale * weight.detach().double()).abs().max())
 
 
-def _scale(node: Any, child: tuple[Node, int]) -> float:
+def _scale(node: Any, child: tuple[Any, int]) -> float:
     """A product with values that do not depend on the input, without repeating entries."""
     first_is_data = node.next_functions[0] == child
     factor = node._saved_other if first_is_data else node._saved_self
     _same_shape(node, child)
     if factor is None:
         raise _NoChainError("Mul has a factor that is not known")
-    return float(torch.as_tensor(factor).detach().double().abs().max())
+    return _sizes(factor)[1]
 
 
-def _quotient(node: Any, child: tuple[Node, int]) -> float:
+def _quotient(node: Any, child: tuple[Any, int]) -> float:
     """A division by values that do not depend on the input."""
     _same_shape(node, child)
     if node.next_functions[0] != child or node._saved_other is None:
         raise _NoChainError("Div divides by what depends on the input")
-    return 1 / float(torch.as_tensor(node._saved_other).detach().double().abs().min())
+    return 1 / _sizes(node._saved_other)[0]
 
 
-def _shift(node: Any, child: tuple[Node, int]) -> float:
+def _sizes(values: Any) -> tuple[float, float]:
+    """The smallest and the largest size of a tensor's entries, or of a number."""
+    if not isinstance(values, Tensor):
+        return abs(float(values)), abs(float(values))
+    sizes = values.detach().double().abs()
+    return float(sizes.min()), float(sizes.max())
+
+
+def _shift(node: Any, child: tuple[Any, int]) -> float:
     """A sum with values that do not depend on the input, without repeating entries."""
     _same_shape(node, child)
     scale = float(getattr(node, "_saved_alpha", 1))
     return max(1.0, abs(scale))
 
 
-def _same_shape(node: Any, child: tuple[Node, int]) -> None:
+def _same_shape(node: Any, child: tuple[Any, int]) -> None:
     own, below = node._input_metadata[0].shape, child[0]._input_metadata[child[1]].shape
     if tuple(own) != tuple(below):
         raise _NoChainError("entries are repeated (broadcast)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,9 +72,9 @@ class Graph:
         return self._leaves.get(id(t))
 
     @cached_property
-    def readers_by_node(self) -> dict[Node, list[Node]]:
+    def readers_by_node(self) -> dict[Any, list[Any]]:
         """The nodes that read any result of a node."""
-        by_node: dict[Node, list[Node]] = {}
+        by_node: dict[Any, list[Any]] = {}
         for (node, _), readers in self.readers.items():
             by_node.setdefault(node, []).extend(readers)
         return by_node

@@ -224,7 +224,7 @@ def _squared_gradients(
     """Return ||grad_theta l_i||^2 of each sample: the sharpness of (dl/df)^T f."""
     pairs = list(batches(x))
     if y is None and all(target is not None for _, target in pairs):
-        y = torch.cat([torch.as_tensor(target) for _, target in pairs])
+        y = torch.cat([_on_cpu(target) for _, target in pairs])
     if y is None:
         raise FlatlensError("a loss needs targets; give y, or batches of (inputs, targets)")
     slope = _Slope(loss, y)
@@ -249,10 +249,10 @@ def _mini_batches(
             own = chosen[(chosen < end) & (chosen >= end - inputs.n)]
             if len(own):
                 local = torch.from_numpy(own - (end - inputs.n))
-                targets = target if y is None else torch.as_tensor(y)[end - inputs.n : end]
+                targets = target if y is None else _on_cpu(y)[end - inputs.n : end]
                 if targets is None:
                     raise FlatlensError("a loss needs targets; give y, or batches with targets")
-                part.append((_taken(inputs, local), torch.as_tensor(targets)[local]))
+                part.append((_taken(inputs, local), _on_cpu(targets)[local]))
         yield part
 
 
@@ -260,3 +260,8 @@ def _taken(inputs: Inputs, places: Tensor) -> Any:
     """Return the arguments of some samples as a tuple or dict."""
     some = inputs.map(lambda t: t[places.to(t.device)])
     return dict(zip(some.keys, some.values, strict=True)) if some.named else tuple(some.values)
+
+
+def _on_cpu(y: Any) -> Tensor:
+    """Targets as a tensor, wherever new tensors are made by default."""
+    return (y.detach() if isinstance(y, Tensor) else torch.as_tensor(y, device="cpu")).cpu()

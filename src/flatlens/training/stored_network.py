@@ -44,7 +44,7 @@ def stored_network(
     check_trusted([config.model], str(folder), trust=trust, named=models)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)  # for buffers that are random and not stored
-        network = build(config.model, **config.model_options)
+        network = build(config.model, **config.network_options)
     try:
         network.load_state_dict(below("network.", read_state(folder / CHECKPOINT)))
     except RuntimeError as error:

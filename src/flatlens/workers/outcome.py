@@ -50,6 +50,8 @@ class Outcome:
     def reason(self) -> str:
         """Return the exception at the end of the error, which says what went wrong, as one line."""
         lines = self.error.strip().splitlines()
+        if self.status == "lost" and lines and lines[-1].startswith("Its worker process"):
+            return lines[-1]
         frames = [k for k, line in enumerate(lines) if line.startswith("  ")]
         return " ".join(" ".join(lines[frames[-1] + 1 if frames else 0 :]).split())[:500]
 
