@@ -106,7 +106,9 @@ def test_control_c_in_the_first_second_is_silent(delay):
     time.sleep(delay)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate()
-    assert (process.returncode, err) == (130, "")
+    # On a slow machine the signal may come before Python can handle it, and ends the process.
+    assert process.returncode in (130, -signal.SIGINT)
+    assert err == ""
 
 
 def test_a_refusal_ends_in_one_full_stop(capsys):
