@@ -53,7 +53,8 @@ class Outcome:
         if self.status == "lost" and lines and lines[-1].startswith("Its worker process"):
             return lines[-1]
         frames = [k for k, line in enumerate(lines) if line.startswith("  ")]
-        return " ".join(" ".join(lines[frames[-1] + 1 if frames else 0 :]).split())[:500]
+        last = dict.fromkeys(lines[frames[-1] + 1 if frames else 0 :])  # each line once
+        return " ".join(" ".join(last).split())[:500]
 
 
 @dataclass(frozen=True)
