@@ -34,7 +34,7 @@ def refused(*words, **options):
             message = str(self.info.value)
             assert isinstance(self.info.value, ValueError)
             assert "\n" not in message
-            assert 20 < len(message) < 600
+            assert 20 < len(message) < 420
             missing = [word for word in words if word.lower() not in message.lower()]
             assert not missing, message
             return suppressed

@@ -111,7 +111,8 @@ def read_request(quantities: Any, edge: bool = False) -> Request:
         if name not in METRICS and name not in OWN_PASSES and name not in table.NAMES:
             raise FlatlensError(
                 f"quantities has the unknown name {name!r}; choose from "
-                f"{', '.join([*SETS, *METRICS, *OWN_PASSES])}, or an inequality (eq12)"
+                f"{', '.join([*SETS, *METRICS])}, an inequality (eq12), or what "
+                "fl.perturb offers"
             )
     metrics = tuple(name for name in names if name in METRICS)
     inequalities = tuple(n for n in names if n in table.NAMES and n not in METRICS)

@@ -30,9 +30,8 @@ from flatlens.reproduction.archive import read_records, write_records
 from flatlens.reproduction.recipe import Recipe, read_recipe
 from flatlens.reproduction.recipe_records import Frames
 from flatlens.reproduction.reproduce import RECORDS, Reproduction
+from flatlens.reproduction.training import runs_of, train_recipes
 from flatlens.runs import read_runs
-from flatlens.training.samples import load_data
-from flatlens.training.sweep import SweepError, sweep
 
 NAME = "interventions"
 RECIPES = ("interventions_mlp", "interventions_vgg")
@@ -68,14 +67,8 @@ def interventions(
     recipes = {name: read_recipe(name) for name in RECIPES}
     began, problems = time.perf_counter(), list[str]()
     if source is None:
-        for recipe in recipes.values() if train else ():
-            load_data(recipe.configs(scale)[0])  # missing data is refused before any training
-        for recipe in recipes.values() if train else ():
-            try:
-                base, grids = recipe.sweep(scale)
-                sweep(base, grids, out=_runs(place, recipe), progress=progress, **engine)
-            except SweepError as error:
-                problems.append(f"{recipe.name}: {error}")
+        if train:
+            problems += train_recipes(recipes.values(), scale, place, progress, **engine)
         frames = _frames(place, recipes, scale, problems)
     else:
         frames = _redrawable(Path(source))
@@ -98,17 +91,13 @@ def interventions(
     return Reproduction(files, table, problems)
 
 
-def _runs(place: Path, recipe: Recipe) -> Path:
-    return place / "runs" / recipe.name
-
-
 def _frames(place: Path, recipes: dict[str, Recipe], scale: str, problems: list[str]) -> Frames:
     """The records of every recipe that has some at this scale."""
     frames: Frames = {}
     for name, recipe in recipes.items():
-        if not any(_runs(place, recipe).glob("*/records.jsonl")):
+        if not any(runs_of(place, recipe).glob("*/records.jsonl")):
             continue
-        df = read_runs(_runs(place, recipe), damaged=problems)
+        df = read_runs(runs_of(place, recipe), damaged=problems)
         df = df[df["run"].isin([config.name for config in recipe.configs(scale)])]
         if len(df):
             frames[name] = df.reset_index(drop=True)

@@ -27,10 +27,9 @@ from flatlens.reproduction.archive import read_records, write_records
 from flatlens.reproduction.recipe import Recipe, read_recipe
 from flatlens.reproduction.recipe_records import Frames
 from flatlens.reproduction.reproduce import RECORDS, Reproduction
+from flatlens.reproduction.training import train_recipes
 from flatlens.runs import read_runs
-from flatlens.training.samples import load_data
 from flatlens.training.snapshot_panel import snapshot_panel
-from flatlens.training.sweep import SweepError, sweep
 
 NAME = "panel"
 RECIPES = ("panel_mlp", "panel_vgg")
@@ -64,14 +63,8 @@ def panel(
     place, began, problems = Path(out) / NAME, time.perf_counter(), list[str]()
     if source is None:
         recipes = {name: read_recipe(name) for name in RECIPES}
-        for recipe in recipes.values() if train else ():
-            load_data(recipe.configs(scale)[0])  # missing data is refused before any training
-        for recipe in recipes.values() if train else ():
-            try:
-                base, grids = recipe.sweep(scale)
-                sweep(base, grids, out=place / "runs" / recipe.name, progress=progress, **engine)
-            except SweepError as error:
-                problems.append(f"{recipe.name}: {error}")
+        if train:
+            problems += train_recipes(recipes.values(), scale, place, progress, **engine)
         frames = _frames(place, recipes, scale, problems)
     else:
         frames = {k: df for k, df in read_records(Path(source)).items() if k in RECIPES}
