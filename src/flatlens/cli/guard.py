@@ -56,7 +56,11 @@ def guarded(command: Callable[[Sequence[str] | None], object], argv: Sequence[st
 
 @contextlib.contextmanager
 def _noting_interrupts(pressed: threading.Event) -> Iterator[None]:
-    """Remember that Ctrl-C was pressed, besides raising KeyboardInterrupt."""
+    """Remember that Ctrl-C was pressed, besides raising KeyboardInterrupt.
+
+    No work has begun before torch is imported, so Ctrl-C then ends the process at once. An
+    exception in the middle of that import would be lost or abort the process with a message.
+    """
     main_thread = threading.current_thread() is threading.main_thread()
     if not main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -64,6 +68,8 @@ def _noting_interrupts(pressed: threading.Event) -> Iterator[None]:
 
     def press(*_: Any) -> None:
         pressed.set()
+        if not _torch_is_imported():
+            os._exit(INTERRUPTED)
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, press)
@@ -71,6 +77,11 @@ def _noting_interrupts(pressed: threading.Event) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _torch_is_imported() -> bool:
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return spec is not None and not getattr(spec, "_initializing", False)
 
 
 def _check_words(argv: Sequence[str]) -> None:
