@@ -6,7 +6,8 @@ library knows no more, or nothing (floor and lower limit).
 **estimates**: a side returns a function of a number of products and a seed that gives S. The
 targets are the network's own outputs, so that the Hessian of 1/2 ||f - y||^2 is its Gauss-Newton
 part and its trace is S: all of them estimate one number, and it is known exactly.
-**whole**: as exact, with all quantities that are compared, by name.
+
+`assemblies.py` has the sides that give a set of quantities.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from typing import Any
 
 import core
@@ -120,19 +120,25 @@ def loop(model: nn.Module) -> Exact:
     return S
 
 
-def jacrev(model: nn.Module) -> Exact:
-    parameters = {name: p.detach() for name, p in model.named_parameters()}
+def jacobian(model: nn.Module) -> Callable[..., dict[str, Tensor]]:
+    """A function of (parameters, x): df/dtheta of each sample and output, by parameter."""
 
     def f(parameters: dict[str, Tensor], x_i: Tensor) -> Tensor:
         out: Tensor = torch.func.functional_call(model, parameters, (x_i[None],))
         return out[0]
 
-    jacobian = torch.func.vmap(torch.func.jacrev(f), (None, 0))
-    return batched(lambda x: sum(j.square().sum() for j in jacobian(parameters, x).values()))
+    return torch.func.vmap(torch.func.jacrev(f), (None, 0))
 
 
-def backpack_ggn(model: nn.Module) -> Exact:
-    """The Gauss-Newton diagonal of sum ||f - y||^2 is twice the sum of squared derivatives."""
+def jacrev(model: nn.Module) -> Exact:
+    parameters, of_batch = {k: p.detach() for k, p in model.named_parameters()}, jacobian(model)
+    return batched(lambda x: sum(j.square().sum() for j in of_batch(parameters, x).values()))
+
+
+def backpack_diagonal(model: nn.Module) -> Callable[[Tensor], list[tuple[Tensor, Tensor]]]:
+    """Parameters with the diagonal of the Gauss-Newton matrix of sum ||f - y||^2 of a batch.
+
+    It is twice the sum of squared derivatives."""
     import backpack
     from backpack.extensions import DiagGGNExact
 
@@ -142,13 +148,18 @@ def backpack_ggn(model: nn.Module) -> Exact:
     net = backpack.extend(model, use_converter=not plain).eval()
     loss = backpack.extend(nn.MSELoss(reduction="sum"))
 
-    def total(x: Tensor) -> Tensor:
+    def diagonal(x: Tensor) -> list[tuple[Tensor, Tensor]]:
         out = net(x)
         with backpack.backpack(DiagGGNExact()):
             loss(out, torch.zeros_like(out)).backward()
-        return taken(net, "diag_ggn_exact") / 2
+        return take(net, "diag_ggn_exact")
 
-    return batched(total)
+    return diagonal
+
+
+def backpack_ggn(model: nn.Module) -> Exact:
+    diagonal = backpack_diagonal(model)
+    return batched(lambda x: total_of(diagonal(x)) / 2)
 
 
 def backpack_l2(model: nn.Module) -> Exact:
@@ -165,7 +176,7 @@ def backpack_l2(model: nn.Module) -> Exact:
             with backpack.backpack(BatchL2Grad(), retain_graph=more):
                 # its hooks need no weight gradients: only one is formed, to come this far
                 out[:, v].sum().backward(inputs=[first], retain_graph=more)
-            found += float(taken(net, "batch_l2"))
+            found += float(total_of(take(net, "batch_l2")))
         return found
 
     return batched(total)
@@ -176,17 +187,20 @@ def no_hook_warnings() -> None:
     warnings.filterwarnings("ignore", "Full backward hook is firing")
 
 
-def taken(net: nn.Module, name: str) -> Tensor:
-    """The sum of what BackPACK left on every parameter, taken away again."""
+def take(net: nn.Module, name: str) -> list[tuple[Tensor, Tensor]]:
+    """What BackPACK left on every parameter, taken away again."""
     missing = [which for which, p in net.named_parameters() if not hasattr(p, name)]
     if missing:
         raise RuntimeError(f"no {name} for {len(missing)} parameters, {missing[0]} the first")
-    total = torch.zeros(())
+    left = [(p, getattr(p, name)) for p in net.parameters()]
     for p in net.parameters():
-        total += getattr(p, name).sum()
         delattr(p, name)
         p.grad = None
-    return total
+    return left
+
+
+def total_of(left: list[tuple[Tensor, Tensor]]) -> Tensor:
+    return sum((values.sum() for _, values in left), start=torch.zeros(()))
 
 
 def opacus(model: nn.Module) -> Exact:
@@ -367,137 +381,4 @@ ESTIMATES: dict[str, Callable[[nn.Module, Tensor], Estimate]] = {
     "pyhessian": pyhessian,
     "flatlens_sketch": flatlens_sketch,
     "flatlens_hessian_trace": flatlens_hessian,
-}
-
-# ------------------------------------------------------------------ the whole set
-
-SHARED = ("sharpness", "mls", "nmls", "log_volume_top3", "network_volume", "local_dimension")
-
-
-def flatlens_whole(model: nn.Module) -> Exact:
-    def everything(x: Tensor, _batch: int) -> dict[str, list[float]]:
-        found = fl.measure(model, x, method="exact")
-        return {name: found.samples[name].tolist() for name in SHARED}
-
-    return everything
-
-
-Row = Callable[[Tensor, list[Tensor], bool], tuple[Tensor, ...]]  # derivatives of one output
-
-
-def plain_row(f_v: Tensor, places: list[Tensor], more: bool) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(f_v, places, retain_graph=more)
-
-
-def spectra(model: nn.Module, row: Row = plain_row) -> Callable[[Tensor, int], dict[str, float]]:
-    """What a user adds to S, as means: all Jacobians by the layers' inputs, their singular values,
-    and the right side of Eq. 12 with the norms of the kernels."""
-    layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
-
-    def seen(x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        captured: list[Tensor] = []
-        hooks = [
-            m.register_forward_pre_hook(lambda _m, args: captured.append(args[0])) for m in layers
-        ]
-        try:
-            return model(x), captured
-        finally:
-            for handle in hooks:
-                handle.remove()
-
-    def sums(x: Tensor, norms: list[float]) -> dict[str, float]:
-        leaf = x.clone().requires_grad_()
-        out, captured = seen(leaf)
-        N = out.shape[1]
-        # a flattened image, or a tensor that two layers read, is one place
-        places = {same(x_l): x_l for x_l in [leaf, *captured]}
-        rows = [row(out[:, v].sum(), list(places.values()), v + 1 < N) for v in range(N)]
-        jacobians = (torch.stack(place, 1).flatten(2) for place in zip(*rows, strict=True))
-        found = dict(zip(places, map(singular, jacobians), strict=True))
-        at_input, at_layers = found[same(leaf)], [found[same(x_l)] for x_l in captured]
-        squares = at_input.square()
-        sizes = [x_l.detach().flatten(1).norm(dim=1) for x_l in captured]
-        return {
-            "mls": float(at_input[:, 0].sum()),
-            "nmls": float(sum(s[:, 0].sum() for s in at_layers)),
-            "log_volume_top3": float(at_input[:, :3].log().sum()),
-            "network_volume": float(sum(s.prod(1).sum() for s in at_layers if s.shape[1] == N)),
-            "local_dimension": float((squares.sum(1) ** 2 / squares.square().sum(1)).sum()),
-            "eq12": float(sum((W / s).square().sum() for W, s in zip(norms, sizes, strict=True))),
-        }
-
-    def means(x: Tensor, batch: int) -> dict[str, float]:
-        norms = [kernel_norm(m.weight.detach().flatten(1)) for m in layers]
-        totals: dict[str, float] = {}
-        for chunk in x.split(batch):
-            for key, value in sums(chunk, norms).items():
-                totals[key] = totals.get(key, 0.0) + value
-        return {key: value / len(x) for key, value in totals.items()}
-
-    return means
-
-
-def same(x: Tensor) -> tuple[int, int]:
-    """Equal for tensors that are the same numbers in the same memory, whatever their shape."""
-    return x.data_ptr(), x.numel()
-
-
-def kernel_norm(W: Tensor) -> float:
-    """The largest singular value, by the smaller Gram matrix."""
-    W = W if W.shape[0] <= W.shape[1] else W.mT
-    return float(torch.linalg.eigvalsh(W @ W.mT)[-1].clamp(min=0).sqrt())
-
-
-def singular(jacobian: Tensor) -> Tensor:
-    """Singular values, largest first, by the smaller Gram matrix in float64."""
-    wide = jacobian.double()
-    wide = wide if wide.shape[1] <= wide.shape[2] else wide.mT
-    return torch.linalg.eigvalsh(wide @ wide.mT).clamp(min=0).sqrt().flip(1)
-
-
-def assembled(name: str) -> Callable[[nn.Module], Exact]:
-    """S from a peer, the rest from autograd."""
-
-    def side(model: nn.Module) -> Exact:
-        own = {id(p): p for p in model.parameters()}  # the same weights without the peer's hooks
-        rest, S = spectra(deepcopy(model, own)), PEERS[name](model)
-
-        def everything(x: Tensor, batch: int) -> dict[str, float]:
-            return {"sharpness": S(x, batch), **rest(x, batch)}
-
-        return everything
-
-    return side
-
-
-def assembled_l2(model: nn.Module) -> Exact:
-    """BatchL2Grad and the Jacobians out of the same N backward passes."""
-    import backpack
-    from backpack.extensions import BatchL2Grad
-
-    net = backpack.extend(model)
-    parts: list[float] = []
-
-    def row(f_v: Tensor, places: list[Tensor], more: bool) -> tuple[Tensor, ...]:
-        with backpack.backpack(BatchL2Grad(), retain_graph=more):
-            found = plain_row(f_v, places, more)
-        parts.append(float(taken(net, "batch_l2")))
-        return found
-
-    rest = spectra(net, row)
-
-    def everything(x: Tensor, batch: int) -> dict[str, float]:
-        parts.clear()
-        found = rest(x, batch)
-        return {"sharpness": sum(parts) / len(x), **found}
-
-    return everything
-
-
-WHOLE: dict[str, Callable[[nn.Module], Exact]] = {
-    "floor": floor,
-    "lower_limit": lower_limit_whole,
-    "flatlens": flatlens_whole,
-    **{f"{name}+autograd": assembled(name) for name in PEERS if name not in ("loop", "asdl")},
-    "backpack_l2+autograd": assembled_l2,
 }

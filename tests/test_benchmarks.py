@@ -14,6 +14,7 @@ if not FOLDER.exists():
     pytest.skip("benchmarks are not part of the package", allow_module_level=True)
 sys.path.insert(0, str(FOLDER))
 
+import assemblies  # noqa: E402
 import cells  # noqa: E402
 import estimators  # noqa: E402
 import guard  # noqa: E402
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.slow
 LIBRARIES = {
     "backpack_ggn": "backpack",
     "backpack_l2": "backpack",
+    "backpack_squares": "backpack",
     "opacus": "opacus",
     "curvlinops_hutchinson": "curvlinops",
     "curvlinops_hutchpp": "curvlinops",
@@ -72,12 +74,40 @@ def test_exact_peer_agrees(side):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("side", [s for s in sides.WHOLE if "+" in s and s not in OTHERS])
-def test_assembled_quantities_agree(side):
+@pytest.mark.parametrize(
+    ("case", "side"),
+    [
+        (case, side)
+        for case in assemblies.EXTENTS
+        for side in assemblies.whole_sides(case)
+        if "+" in side and side not in OTHERS
+    ],
+)
+def test_assembled_quantities_agree(case, side):
     needs(side)
-    found = run("c", "floor", "flatlens", side)["sides"]
+    found = run(case, "floor", "flatlens", side)["sides"]
     (compared,) = (name for name in ("flatlens", side) if found[name]["against"])
     assert found[compared]["difference"] < 1e-4
+
+
+@pytest.mark.parametrize("case", assemblies.EXTENTS)
+def test_every_side_of_a_set_gives_the_same_numbers(case):
+    torch.manual_seed(0)
+    net, x = sides.network("lenet", 3).eval(), sides.images("lenet", 2)
+    values = {
+        k: assemblies.whole_sides(case)[k](net)(x, 2) for k in ("flatlens", "jacrev+autograd")
+    }
+    assert values["flatlens"].keys() == values["jacrev+autograd"].keys()
+    assert peers.difference(values["jacrev+autograd"], values["flatlens"], 2) < 1e-3
+
+
+def test_the_power_iteration_of_an_assembly_finds_the_norm_of_a_convolution():
+    torch.manual_seed(0)
+    layer = torch.nn.Conv2d(2, 3, 3, stride=2, padding=1)
+    columns = torch.func.jacrev(lambda v: layer(v[None])[0])(torch.randn(2, 7, 7))
+    dense = columns.detach().reshape(-1, 98)
+    norm = assemblies.convolution_norm(layer, torch.Size([1, 2, 7, 7]))
+    assert norm == pytest.approx(float(torch.linalg.matrix_norm(dense, 2)), rel=0.02)
 
 
 def count(monkeypatch, owner, name):
@@ -95,13 +125,15 @@ def count(monkeypatch, owner, name):
 def test_an_assembly_decomposes_nothing_twice(monkeypatch):
     torch.manual_seed(0)
     net = sides.network("mlp-16x2", 2).eval()  # three layers; the first reads the flat image
-    whole = sides.assembled("jacrev")(net)
-    norms, spectra = (count(monkeypatch, sides, name) for name in ("kernel_norm", "singular"))
+    whole = assemblies.assembled("jacrev", assemblies.Extent())(net)
+    norms, spectra = (count(monkeypatch, assemblies, name) for name in ("kernel_norm", "singular"))
     whole(sides.images("mlp", 4), 2)
     assert len(norms) == 3  # not per batch
     assert len(spectra) == 2 * 3  # two batches, three places
     W = torch.randn(7, 5)
-    assert sides.kernel_norm(W) == pytest.approx(float(torch.linalg.matrix_norm(W, 2)), rel=1e-5)
+    assert assemblies.kernel_norm(W) == pytest.approx(
+        float(torch.linalg.matrix_norm(W, 2)), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("side", ["backpack_ggn", "backpack_l2", "backpack_l2+autograd"])
@@ -109,7 +141,7 @@ def test_no_peer_forms_what_it_need_not(side, monkeypatch):
     pytest.importorskip("backpack")
     net = sides.network(TINY, 2).eval()
     asked = count(monkeypatch, net, "forward")
-    {**sides.PEERS, **sides.WHOLE}[side](net)(sides.images(TINY, 3), 3)
+    {**sides.PEERS, **assemblies.whole_sides("c1")}[side](net)(sides.images(TINY, 3), 3)
     # an image's derivative is asked for where it is part of the result, and only there
     assert [x.requires_grad for x in asked] == ["+" in side]
 
@@ -129,8 +161,9 @@ def test_assembled_quantities_agree_on_a_residual_network():
     model = sides.network("resnet18", 2).eval()[3]  # one block
     net = torch.nn.Sequential(model, torch.nn.Flatten(), torch.nn.Linear(64 * 16, 2))
     x = torch.rand(2, 64, 4, 4)
-    mine = sides.flatlens_whole(net)(x, 2)
-    theirs = sides.assembled("jacrev")(net)(x, 2)
+    extent = assemblies.Extent()
+    mine = assemblies.flatlens_whole(extent)(net)(x, 2)
+    theirs = assemblies.assembled("jacrev", extent)(net)(x, 2)
     assert peers.difference(theirs, mine, 2) < 1e-4
 
 
@@ -333,7 +366,7 @@ def test_time_to_one_percent():
 
 def test_tables_replace_only_their_own_part(tmp_path):
     path, docs = tmp_path / "cells.jsonl", tmp_path / "page.md"
-    for cell in [Cell("a", "mlp", 10, 1000), Cell("b", "mlp", 10, 100), Cell("c", "mlp", 10, 100)]:
+    for cell in [Cell("a", "mlp", 10, 1000), Cell("b", "mlp", 10, 100), Cell("c1", "mlp", 10, 100)]:
         cells.append(path, made(cell))
     for cell in cells.PLANS["growth"][:3]:
         record = made(cell)
@@ -355,7 +388,7 @@ def test_tables_replace_only_their_own_part(tmp_path):
     assert "~~0.10 (100)~~" in once  # wrong
     assert "NNGeometry: RuntimeError: sizes / differ (a mlp N=10 n=1000 threads=1; c" in words
     assert "~4 (12)" in once
-    assert "everything in 1.2 floors (at most 1.2): 0 of 1 cells" in words
+    assert "in the time of the fastest assembly (at most 1): 1 of 1 cells" in words
     assert (tmp_path / "peers-growth.png").stat().st_size > 1000
 
 
@@ -370,7 +403,7 @@ def test_a_torn_line_is_no_cell(tmp_path):
 
 
 def test_guard_fails_above_the_margin(tmp_path, capsys):
-    cell, other = Cell("a", "mlp", 10, 100), Cell("c", "mlp", 10, 100)
+    cell, other = Cell("a", "mlp", 10, 100), Cell("c1", "mlp", 10, 100)
     paths = {name: tmp_path / f"{name}.jsonl" for name in ("old", "same", "slow", "gone", "else")}
     cells.append(paths["old"], made(cell))
     cells.append(paths["same"], made(cell, 1.2))

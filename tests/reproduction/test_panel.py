@@ -5,6 +5,7 @@ import pytest
 
 from flatlens.errors import FlatlensError
 from flatlens.figures.panel import panel as draw_panel
+from flatlens.report import report
 from flatlens.reproduction.archive import read_records
 from flatlens.reproduction.experiments import reproduce
 from flatlens.training.snapshot_panel import snapshot_panel
@@ -25,6 +26,9 @@ def test_panel_is_trained_and_drawn_again_from_its_records(tmp_path):
     again = reproduce(["panel"], out=tmp_path / "again", source=folder / "records.jsonl.gz")
     assert (tmp_path / "again" / "panel" / "panel_vgg.png").is_file()
     assert not again.problems
+    page = report(folder, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Which kind of compression happens when" in page
+    assert "participation ratio" in page
 
 
 def test_a_run_without_snapshots_is_refused(tmp_path):

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from flatlens.errors import FlatlensError
 from flatlens.figures import style
+from flatlens.training.snapshot_panel import SEPARATOR
 
 CURVATURE = {"sharpness": "S (trace)", "lambda_max": "λ max", "stability_limit": "stability limit"}
 LOCAL = {"mls": "MLS", "nmls": "NMLS", "local_dimension": "local dimension"}
@@ -18,6 +19,12 @@ GLOBAL = {
     "intrinsic_dimension": "intrinsic dimension",
     "nc1": "NC1",
 }
+
+
+def has_panel(df: pd.DataFrame) -> bool:
+    """Tell whether the records hold everything that the panel shows."""
+    places = [str(column).partition(SEPARATOR)[0] for column in df if SEPARATOR in str(column)]
+    return {"step", "train_loss", *CURVATURE, *LOCAL} <= set(df) and set(GLOBAL) <= set(places)
 
 
 def panel(df: pd.DataFrame) -> Figure:
@@ -45,10 +52,10 @@ def panel(df: pd.DataFrame) -> Figure:
         _lines(axes[0, 1], df, CURVATURE, "log")
         _lines(axes[0, 2], df, LOCAL, "log")
         for ax, (name, title) in zip(axes[1], GLOBAL.items(), strict=True):
-            places = [c for c in df.columns if str(c).startswith(f"{name}@")]
+            places = [c for c in df.columns if str(c).startswith(f"{name}{SEPARATOR}")]
             if not places:
                 raise FlatlensError(f"The records have no column {name!r} of any layer.")
-            labels = {str(c): str(c).partition("@")[2] for c in places}
+            labels = {str(c): str(c).partition(SEPARATOR)[2] for c in places}
             _lines(ax, df, labels, "log" if name == "nc1" else "linear")
             ax.set_title(title)
         for ax in axes[1]:

@@ -15,6 +15,7 @@ from flatlens.analysis.claim_tests import FEWEST_NETWORKS
 from flatlens.errors import FlatlensError
 from flatlens.figures import correlations, style, tightness, trends
 from flatlens.figures.dose_response import dose_response
+from flatlens.figures.panel import has_panel, panel
 from flatlens.report.elements import Html, download, tag
 from flatlens.report.intervention_section import has_interventions
 from flatlens.report.sources import Source
@@ -37,6 +38,8 @@ def static_figures(df: pd.DataFrame, prefix: str) -> dict[str, Callable[[], Figu
     figures[f"{prefix}tightness"] = partial(tightness, curves)
     if has_interventions(df):
         figures[f"{prefix}interventions"] = partial(dose_response, df)
+    if has_panel(df):
+        figures[f"{prefix}panel"] = partial(panel, df)
     if df["run"].nunique() >= FEWEST_NETWORKS:
         figures[f"{prefix}correlations"] = partial(correlations, df)
     return figures

@@ -20,6 +20,7 @@ from flatlens.report.elements import Html, join, more, table, tag, term, verdict
 from flatlens.report.glossary import explained
 from flatlens.report.intervention_section import has_interventions, intervention_section
 from flatlens.report.page import Page
+from flatlens.report.panel_section import has_panel, panel_section
 from flatlens.reproduction.end_summary import summary
 
 FURTHER = ("log_volume_top3", "test_loss", "test_accuracy", "generalization_gap")
@@ -52,6 +53,9 @@ def training_section(page: Page, df: pd.DataFrame) -> Iterator[Html]:
     if has_interventions(df):
         yield tag("h3", "Interventions against plain SGD")
         yield or_reason(lambda: intervention_section(page, df))
+    if has_panel(df):
+        yield tag("h3", "Which kind of compression happens when")
+        yield or_reason(lambda: panel_section(page, df))
 
 
 def or_reason(make: Callable[[], Iterable[Any]]) -> Html:
