@@ -1,8 +1,8 @@
 """Numbers of one cloud of points, all from its Gram matrix.
 
 A cloud is n points h_i in R^D. ``Cloud`` holds the inner products of the centred points and of
-their mean, n x n numbers whatever D is; the points themselves can be dropped. Leaving samples out,
-as the jackknife does, is then a matter of leaving out rows and columns.
+their mean, n x n numbers whatever D is; points with many entries can be dropped. Leaving samples
+out, as the jackknife does, is then a matter of leaving out rows and columns.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ class Cloud:
         centred: <h_i - m, h_j - m> with the mean m of all points.
         along_mean: <h_i - m, m>.
         mean_square: ||m||^2.
+        points: the points themselves where they have fewer than n entries, else None. Their
+            singular values then come from the smaller matrix D x D.
     """
 
     centred: Float[Array, "n n"]
     along_mean: Float[Array, " n"]
     mean_square: float
+    points: Float[Array, "n D"] | None = None
 
     @classmethod
     def of(cls, points: Float[Tensor, "n D"]) -> Cloud:
         """Take the inner products of some points, in float64."""
-        n = len(points)
+        n, D = points.shape
         K = np.zeros((n, n))
         along, square = np.zeros(n), 0.0
         for block in points.split(max(1, BLOCK // n), 1):
@@ -45,7 +48,7 @@ class Cloud:
             K += (rest @ rest.mT).cpu().numpy()
             along += (rest @ mean).cpu().numpy()
             square += float(mean.square().sum())
-        return cls(K, along, square)
+        return cls(K, along, square, points.double().cpu().numpy() if n > D else None)
 
     @property
     def n(self) -> int:
@@ -60,7 +63,8 @@ class Cloud:
         size = shift.mean()
         centred = K - shift[:, None] - shift[None, :] + size
         new_along = along - along.mean() + shift - size
-        return Cloud(centred, new_along, float(self.mean_square + 2 * along.mean() + size))
+        square = float(self.mean_square + 2 * along.mean() + size)
+        return Cloud(centred, new_along, square, None if self.points is None else self.points[stay])
 
     def uncentred(self) -> Float[Array, "n n"]:
         """Return <h_i, h_j>."""
@@ -98,7 +102,8 @@ def effective_rank(cloud: Cloud) -> float:
     >>> round(effective_rank(Cloud.of(torch.eye(3))), 9)
     3.0
     """
-    values = np.linalg.eigvalsh(cloud.uncentred())
+    points = cloud.points
+    values = np.linalg.eigvalsh(cloud.uncentred() if points is None else points.T @ points)
     values = values[values > 1e-14 * len(values) * max(values[-1], 0.0)]
     if not len(values):
         return float("nan")
