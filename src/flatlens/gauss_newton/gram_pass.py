@@ -30,6 +30,7 @@ from flatlens.passes.columns import ChunkColumns
 from flatlens.passes.exact import exact_rows, loss_directions
 from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.independence import Layouts
+from flatlens.passes.needs import GRADIENTS
 from flatlens.passes.request import Request
 from flatlens.passes.rows import Rows, Setup, set_up
 from flatlens.passes.run import MakeStrategy
@@ -148,7 +149,7 @@ class GramStrategy:
         setup = set_up(
             forward, layouts, self.subject.named, self.buffers,
             target=loss_directions(self.request, forward), plain=self.request.root is None,
-            use_head=False, spectra=False,
+            use_head=False, needs=frozenset({GRADIENTS}),
         )  # fmt: skip
         self.ledger.check_size(setup.outputs)
         rows = exact_rows(setup)
