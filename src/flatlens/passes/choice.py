@@ -28,7 +28,7 @@ class Choice:
     Attributes:
         method: the strategy.
         chunk: samples at a time.
-        rows_at_once: rows of all layers that are kept at a time.
+        rows_at_once: rows of all layers that are rows_at_once at a time.
         products: products that an exact pass takes.
         why: a note for the user, or "" where there was nothing to choose.
     """
@@ -123,7 +123,12 @@ def _seconds_per_product(solo: Forward) -> float:
 
 
 def _chunk(
-    subject: Subject, request: Request, recording: Recording, stored: int, keeps: Keeps, n: int
+    subject: Subject,
+    request: Request,
+    recording: Recording,
+    stored: int,
+    keeps: Keeps,
+    n: int,
 ) -> tuple[int, int]:
     """Choose samples at a time, and rows stored at a time, from an estimate of memory."""
     alone = keeps.nothing

@@ -20,13 +20,7 @@ from flatlens.capture.inputs import Inputs
 from flatlens.capture.layout import split
 from flatlens.capture.recording import CapturePlan
 from flatlens.passes.columns import ChunkColumns
-from flatlens.passes.exact import loss_directions
-from flatlens.passes.forward import Forward, Subject
-from flatlens.passes.head import mixed_rows
-from flatlens.passes.independence import Layouts
-from flatlens.passes.needs import GRADIENTS
-from flatlens.passes.request import Request
-from flatlens.passes.rows import (
+from flatlens.passes.derivative_rows import (
     NeedsEachOutputError,
     Rows,
     Setup,
@@ -36,6 +30,12 @@ from flatlens.passes.rows import (
     rule_shares,
     set_up,
 )
+from flatlens.passes.exact import loss_directions
+from flatlens.passes.forward import Forward, Subject
+from flatlens.passes.head import mixed_rows
+from flatlens.passes.independence import Layouts
+from flatlens.passes.needs import GRADIENTS
+from flatlens.passes.request import Request
 from flatlens.passes.segments import Key
 from flatlens.passes.spectral_columns import SpectralColumns
 
@@ -79,13 +79,13 @@ class GradientNorms:
             use_head=self.use_head, needs=needs,
         )  # fmt: skip
         at_once = self.rows_at_once if needs == {GRADIENTS} else setup.count
-        jacobian_rows, grads = _measured(setup, at_once, GRADIENTS in needs)
+        rows_by_edge, grads = _measured(setup, at_once, GRADIENTS in needs)
         columns: dict[Key, Tensor] = {("output",): setup.f.detach()}
         if GRADIENTS in needs:
             nothing = setup.f.new_zeros(setup.batch, dtype=torch.float64)
             for name, _ in setup.named:
                 columns["parameter", name, "grad"] = grads.get(name, nothing)
-        spectral = SpectralColumns(setup, jacobian_rows, needs)
+        spectral = SpectralColumns(setup, rows_by_edge, needs)
         spectral.check_finite()
         columns |= spectral.input_columns()
         for i in range(len(setup.plan.layers)):
@@ -111,20 +111,20 @@ def _measured(setup: Setup, rows_at_once: int, gradients: bool) -> tuple[Rows, d
         rows_at_once = max(rows_at_once, tuning.BATCHED_ROWS // setup.batch)
     sizes = _dense_sizes(setup) if gradients else {}
     grads: dict[str, Tensor] = {}
-    jacobian_rows: Rows = {}
+    rows_by_edge: Rows = {}
     for start in range(0, setup.count, rows_at_once):
         span = range(start, min(start + rows_at_once, setup.count))
-        jacobian_rows = _span_rows(setup, span, sizes)
+        rows_by_edge = _span_rows(setup, span, sizes)
         if head is not None:
-            A = side_by_side([jacobian_rows[k] for k in setup.plan.inputs])
+            A = side_by_side([rows_by_edge[k] for k in setup.plan.inputs])
             mixed += mixed_rows(head, A, start)
         if gradients:
-            for name, grad in _from_rows(setup, jacobian_rows, sizes).items():
+            for name, grad in _from_rows(setup, rows_by_edge, sizes).items():
                 grads[name] = grads[name] + grad if name in grads else grad
     if head is not None:
         check_head(direct, mixed)
         sizes[head.call] = norms(head.jacobian)
-    return jacobian_rows, grads | _from_sizes(setup, sizes) if gradients else {}
+    return rows_by_edge, grads | _from_sizes(setup, sizes) if gradients else {}
 
 
 def _dense_sizes(setup: Setup) -> dict[int, Tensor]:
@@ -173,7 +173,7 @@ def _from_sizes(setup: Setup, sizes: dict[int, Tensor]) -> dict[str, Tensor]:
     return grads
 
 
-def _from_rows(setup: Setup, jacobian_rows: Rows, sizes: dict[int, Tensor]) -> dict[str, Tensor]:
+def _from_rows(setup: Setup, rows_by_edge: Rows, sizes: dict[int, Tensor]) -> dict[str, Tensor]:
     """All other parameters, from the rows of some products."""
     plan = setup.plan.parameters
     for i, positions in enumerate(setup.positions):
@@ -182,7 +182,7 @@ def _from_rows(setup: Setup, jacobian_rows: Rows, sizes: dict[int, Tensor]) -> d
     others = {n: users for n, (users, _) in plan.rules.items() if not sizes.keys() & users}
     biases = {i for users in others.values() for i in users}
     bias_rows = [p.bias_rows() if i in biases else None for i, p in enumerate(setup.positions)]
-    shares = rule_shares(setup, jacobian_rows, bias_rows, plan.rules.keys() - others)
+    shares = rule_shares(setup, rows_by_edge, bias_rows, plan.rules.keys() - others)
     grads = {name: grad for name, (grad, _) in shares.items()}
     for group, owner in plan.groups:
         if owner is not None and group[0] not in sizes:

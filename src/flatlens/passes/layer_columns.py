@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flatlens.algebra.weight_gradients import WeightSums, squared_norm, weight_gradient
 from flatlens.passes.columns import ChunkColumns
+from flatlens.passes.derivative_rows import Rows, Setup, Share, rule_shares, share
 from flatlens.passes.needs import (
     ADAPTIVE,
     AT_THE_FIRST_LAYER,
@@ -18,7 +19,6 @@ from flatlens.passes.needs import (
     SCALED_SUMS,
     UNTIED,
 )
-from flatlens.passes.rows import Rows, Setup, Share, rule_shares, share
 from flatlens.passes.segments import Key
 from flatlens.passes.spectral_columns import SpectralColumns
 
@@ -27,17 +27,17 @@ OF_WEIGHTS = BACK_TO_PARAMETERS - {UNTIED}  # these take the gradients of parame
 
 
 def all_columns(
-    setup: Setup, jacobian_rows: Rows, needs: frozenset[str], exact_untied: bool = False
+    setup: Setup, rows_by_edge: Rows, needs: frozenset[str], exact_untied: bool = False
 ) -> ChunkColumns:
     """Work off every layer of a chunk whose rows have all arrived.
 
     Args:
         setup: the chunk; its positions hold df/dz.
-        jacobian_rows: the rows at all other edges.
+        rows_by_edge: the rows at all other edges.
         needs: what is asked for.
         exact_untied: whether ||D^-1 C||_2 is asked for.
     """
-    spectral = SpectralColumns(setup, jacobian_rows, needs)
+    spectral = SpectralColumns(setup, rows_by_edge, needs)
     columns: dict[Key, Tensor] = {("output",): setup.f.detach(), **spectral.input_columns()}
     spectral.check_finite()
     view = _View(spectral)
@@ -111,14 +111,14 @@ class _View:
         number = self.setup.plan.layers[call].total
         if number == -1:
             return self.setup.f.new_ones(self.setup.batch, dtype=torch.float64)
-        A = self.spectral.jacobian_rows[number]
+        A = self.spectral.rows_by_edge[number]
         return torch.linalg.vector_norm(A.flatten(1), dim=1, dtype=torch.float64)
 
     def gradients(self) -> _Gradients:
         """Measure every parameter and every weight of a layer."""
         setup, adaptive = self.setup, ADAPTIVE in self.needs
         bias_rows = [p.bias_rows() if p.layer.bias is not None else None for p in setup.positions]
-        shares = rule_shares(setup, self.spectral.jacobian_rows, bias_rows)
+        shares = rule_shares(setup, self.spectral.rows_by_edge, bias_rows)
         by_call: dict[int, Share] = {}
         invariant, sums = self._dense_first_layer()
         first_call = self.spectral.first_call if FIRST_INVARIANT in self.needs else None
@@ -159,7 +159,7 @@ class _View:
         spectral = self.spectral
         if [number] == self.setup.plan.inputs and spectral.input_power.dtype == like.dtype:
             return spectral.input_power
-        return spectral.jacobian_rows[number].to(like).square().sum(1)
+        return spectral.rows_by_edge[number].to(like).square().sum(1)
 
     def layer_columns(self, call: int, gradients: _Gradients | None) -> dict[str, Tensor]:
         """The columns of ``LayerProbe`` that take the derivative by the layer's output."""

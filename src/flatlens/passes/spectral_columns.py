@@ -17,6 +17,7 @@ from flatlens.algebra.spectra import largest_singular_value, singular_values, sp
 from flatlens.algebra.sums import in_range, relative, side_by_side
 from flatlens.capture.inputs import check_finite
 from flatlens.capture.layout import split
+from flatlens.passes.derivative_rows import Rows, Setup
 from flatlens.passes.needs import (
     BYPASS,
     INPUT_INVARIANT,
@@ -27,7 +28,6 @@ from flatlens.passes.needs import (
     PATCH_RANKS,
     THROUGH,
 )
-from flatlens.passes.rows import Rows, Setup
 from flatlens.passes.segments import Key
 from flatlens.passes.slots import LayerFacts
 
@@ -39,13 +39,13 @@ class SpectralColumns:
 
     Attributes:
         setup: the chunk.
-        jacobian_rows: the rows at all edges that keep them, by edge number.
+        rows_by_edge: the rows at all edges that keep them, by edge number.
         needs: what is asked for.
         first_call: the call that reads the network's input, or None.
     """
 
-    def __init__(self, setup: Setup, jacobian_rows: Rows, needs: frozenset[str]) -> None:
-        self.setup, self.jacobian_rows, self.needs = setup, jacobian_rows, needs
+    def __init__(self, setup: Setup, rows_by_edge: Rows, needs: frozenset[str]) -> None:
+        self.setup, self.rows_by_edge, self.needs = setup, rows_by_edge, needs
         reads = [q.reads_input for q in setup.plan.layers]
         self.first_call = reads.index(True) if any(reads) else None
         self._spectra: dict[int, Spectrum] = {}
@@ -55,7 +55,7 @@ class SpectralColumns:
     @cached_property
     def input_rows(self) -> Tensor:
         """df/dx, [b, outputs, M]."""
-        return side_by_side([self.jacobian_rows[k] for k in self.setup.plan.inputs])
+        return side_by_side([self.rows_by_edge[k] for k in self.setup.plan.inputs])
 
     @cached_property
     def input_power(self) -> Tensor:
@@ -98,7 +98,7 @@ class SpectralColumns:
         if at_input and [number] == self.setup.plan.inputs:
             return self.input_spectrum if whole else _largest_alone(*self.input_spectrum)
         if number not in self._spectra:
-            self._spectra[number] = self._decomposed(self.jacobian_rows[number], whole)
+            self._spectra[number] = self._decomposed(self.rows_by_edge[number], whole)
         return self._spectra[number]
 
     def _decomposed(self, A: Tensor, whole: bool) -> Spectrum:
@@ -175,7 +175,7 @@ class SpectralColumns:
                 "rank_through": torch.full_like(unknown, -1),
             }
         if -1 != q.total != q.through != -1:
-            A, B = self.jacobian_rows[q.total], self.jacobian_rows[q.through]
+            A, B = self.rows_by_edge[q.total], self.rows_by_edge[q.through]
             if BYPASS in self.needs:
                 columns["bypass"] = relative((A - B).double(), A)
             if THROUGH in self.needs:
@@ -196,14 +196,14 @@ class SpectralColumns:
     def _beside_input(self, call: int) -> Tensor:
         """The part of df/dx that is not A, relative."""
         q, inputs = self.setup.plan.layers[call], self.setup.plan.inputs
-        A = self.jacobian_rows[q.total]
-        through = [A if k == q.input else torch.zeros_like(self.jacobian_rows[k]) for k in inputs]
+        A = self.rows_by_edge[q.total]
+        through = [A if k == q.input else torch.zeros_like(self.rows_by_edge[k]) for k in inputs]
         return relative(self.input_rows - side_by_side(through), self.input_rows)
 
     def _chain(self, call: int, A: Tensor, B: Tensor) -> Tensor:
         """How far A_i - B_i is from A_{i+1}: 0 in a chain of identity skips."""
         layers = self.setup.plan.layers
-        after = self.jacobian_rows[layers[call + 1].total] if call + 1 < len(layers) else None
+        after = self.rows_by_edge[layers[call + 1].total] if call + 1 < len(layers) else None
         if after is None or after.shape != A.shape:
             return A.new_full((self.setup.batch,), torch.inf, dtype=torch.float64)
         return relative(A - B - after, after)
