@@ -1,11 +1,11 @@
 """Quantities of the paper as functions of a probe.
 
 Each metric takes a Probe and returns the mean over samples; ``metric.samples(p)`` returns the
-values that it averages, and ``metric.needs`` names the columns of a probe that it reads. Volumes
+values that it averages, and ``metric.needs`` names what it needs of a pass. Volumes
 are products of min(N, M) singular values: where one of them is zero by the rank rule the volume is
 0 and its logarithm -inf, never the product of the others.
 
-To add a quantity, write its function here with the columns it needs, and add it to ``METRICS``.
+To add a quantity, write its function here with what it needs, and add it to ``METRICS``.
 """
 
 from __future__ import annotations
@@ -19,30 +19,33 @@ from jaxtyping import Float
 
 from flatlens.arguments import check_instance, check_integer, no_type_check
 from flatlens.errors import FlatlensError
-from flatlens.per_sample import (
-    norm_per_sample,
-    root_mean_weighted,
-    where_used,
+from flatlens.passes.needs import (
+    ADAPTIVE,
+    GRADIENTS,
+    INPUT_INVARIANT,
+    INPUT_SPECTRUM,
+    INPUT_TOP,
+    LAYER_GRADIENTS,
+    LAYER_SPECTRA,
+    LAYER_TOPS,
+    THROUGH,
+    UNTIED,
+    WEIGHT_NORMS,
+    missing,
+    not_asked_for,
 )
+from flatlens.per_sample import norm_per_sample, root_mean_weighted, where_used
 from flatlens.probes import Array, InputProbe, LayerProbe, Probe
 
-# Columns of a probe. A pass may leave out those that no requested quantity needs.
-GRADIENTS = "gradients"  # ||grad_p f||_F^2 of every parameter and of every layer's weight
-ADAPTIVE = "adaptive"  # the same with each entry weighted by the parameter's square
-UNTIED = "untied"  # gradient norms with the weights untied per position
-INPUT_SPECTRUM = "input spectrum"  # singular values of df/dx
-INPUT_INVARIANT = "input invariant"  # sum_p x_p^2 ||df/dx_p||^2
-LAYER_SPECTRA = "layer spectra"  # singular values of A at every layer
-LAYER_SPECTRA_THROUGH = "layer spectra through"  # singular values of B at every layer
-OPERATOR_NORMS = "operator norms"  # ||W_l||
-COLUMNS = frozenset(
-    {
-        *(GRADIENTS, ADAPTIVE, UNTIED, INPUT_SPECTRUM, INPUT_INVARIANT),
-        *(LAYER_SPECTRA, LAYER_SPECTRA_THROUGH, OPERATOR_NORMS),
-    }
-)
-
 A_PROBE = "a Probe: give fl.probe(model, x), or m.probe of a measurement"
+
+
+@no_type_check
+def check_asked_for(name: str, p: Probe, needs: frozenset[str]) -> None:
+    """Refuse what is no probe, and a probe whose pass was not asked for what a quantity needs."""
+    check_instance("p", p, Probe, f"{name} takes {A_PROBE}")
+    if names := missing(needs, p.asked):
+        raise FlatlensError(f"{not_asked_for(names)}; add {name} to quantities")
 
 
 class Metric:
@@ -58,7 +61,7 @@ class Metric:
     @no_type_check
     def __call__(self, p: Probe, **options: Any) -> float:
         """Return the mean over samples."""
-        check_instance("p", p, Probe, f"{self.__name__} takes {A_PROBE}")
+        check_asked_for(self.__name__, p, self.needs)
         return float(self.samples(p, **options).mean())
 
 
@@ -75,7 +78,7 @@ class Total:
     @no_type_check
     def __call__(self, p: Probe) -> float:
         """Return the value."""
-        check_instance("p", p, Probe, f"{self.__name__} takes {A_PROBE}")
+        check_asked_for(self.__name__, p, self.needs)
         return self.function(p)
 
 
@@ -115,7 +118,7 @@ def sharpness_untied(p: Probe) -> Float[Array, " n"]:
     return _over_layers(p, lambda q: q.untied + q.untied_bias)
 
 
-@metric(INPUT_SPECTRUM)
+@metric(INPUT_TOP)
 def mls(p: Probe) -> Float[Array, " n"]:
     """Maximum local sensitivity: mean_i ||grad_x f(x_i)||_2, Def. 3.7.
 
@@ -128,7 +131,7 @@ def mls(p: Probe) -> Float[Array, " n"]:
     return p.input.singular[:, 0]
 
 
-@total(INPUT_SPECTRUM)
+@total(INPUT_TOP)
 def max_sensitivity(p: Probe) -> float:
     """Largest sensitivity of all samples, max_i ||grad_x f(x_i)||_2.
 
@@ -143,7 +146,7 @@ def max_sensitivity(p: Probe) -> float:
     return float(p.input.singular[:, 0].max())
 
 
-@metric(LAYER_SPECTRA)
+@metric(LAYER_TOPS)
 def nmls(p: Probe) -> Float[Array, " n"]:
     """Network maximum local sensitivity: the sum of MLS over measured layers, Def. 3.9.
 
@@ -156,7 +159,7 @@ def nmls(p: Probe) -> Float[Array, " n"]:
     return _over_layers(p, lambda q: q.singular[:, 0])
 
 
-@metric(LAYER_SPECTRA_THROUGH)
+@metric(LAYER_TOPS, THROUGH)
 def nmls_through(p: Probe) -> Float[Array, " n"]:
     """Network maximum local sensitivity with the derivative through each layer alone.
 
@@ -301,7 +304,7 @@ def dimension(part: InputProbe | LayerProbe) -> Float[Array, " n"]:
     return participation(part.singular) if part.dimension is None else part.dimension
 
 
-@metric(INPUT_SPECTRUM)
+@metric(INPUT_TOP)
 def normalized_mls(p: Probe) -> Float[Array, " n"]:
     """Normalised maximum local sensitivity, (1/n) sum_i ||x_i||^2 ||grad_x f||_2^2, Def. F.1.
 
@@ -348,7 +351,7 @@ def harmonic_norm(layer: LayerProbe) -> float:
         return float(np.mean(where_used(layer, layer.x_norm**-2.0)) ** -0.5)
 
 
-@total(LAYER_SPECTRA)
+@total(LAYER_TOPS)
 def weighted_nmls(p: Probe) -> float:
     """Weighted network sensitivity, sum_l xbar_l MLS_l: the left-hand side of Eq. 35.
 
@@ -363,7 +366,7 @@ def weighted_nmls(p: Probe) -> float:
     return float(sum(harmonic_norm(q) * where_used(q, q.singular[:, 0]).mean() for q in p.layers))
 
 
-@total(GRADIENTS, OPERATOR_NORMS)
+@total(LAYER_GRADIENTS, WEIGHT_NORMS)
 def matrix_normalized_sharpness(p: Probe) -> float:
     """Matrix-normalised sharpness, sum_l sqrt(mean_i ||W_il||^2 ||grad_{W_l} f||_F^2).
 

@@ -27,6 +27,7 @@ T = TypeVar("T")
 OverDirections = Literal["mean", "largest", "spectrum", "same"]
 OverShards = Literal["concatenate", "mean", "all", "slowest", "largest", "smallest", "same"]
 REQUIRED = "required"
+UNKNOWN_VALUES, UNKNOWN_RANK = "one NaN per sample", -1.0  # of a spectrum that was not asked for
 PATHS = ("unused", "frozen", "layer", "rule", "slow")  # a later one overrides an earlier one
 
 
@@ -40,7 +41,7 @@ class Column:
             depend on the direction.
         shards: how probes of shares of the samples are put together.
         missing: the value where a pass did not measure the column: a number for every sample, the
-            name of another column of the same owner, None, or REQUIRED.
+            name of another column of the same owner, None, UNKNOWN_VALUES or REQUIRED.
         samples: whether there is one value per sample.
         absent: the value of samples that do not have the layer. It adds nothing to a sum: 0 for
             sums of squares and singular values, inf for what divides.
@@ -76,8 +77,9 @@ def over_shards(how: OverShards) -> dict[str, Column]:
 class InputProbe:
     """The network as seen from its input."""
 
-    singular: Float[Array, "n r"] = field(metadata=column("spectrum"))  # of A = df/dx, descending
-    rank: Int[Array, " n"] = field(metadata=column("spectrum"))
+    # of A = df/dx, descending
+    singular: Float[Array, "n r"] = field(metadata=column("spectrum", UNKNOWN_VALUES))
+    rank: Int[Array, " n"] = field(metadata=column("spectrum", UNKNOWN_RANK))
     x_norm: Float[Array, " n"] = field(metadata=column(missing=np.nan))
     invariant: Float[Array, " n"] = field(
         metadata=column("mean", np.nan)
@@ -117,27 +119,27 @@ class LayerProbe:
     fewest: int = field(metadata=over_shards("smallest"))  # the same, at least
     is_output: bool = field(metadata=over_shards("all"))  # the layer's output is f, up to a reshape
     x_norm: Float[Array, " n"] = field(metadata=column(absent=np.inf))
-    patch_min: Float[Array, " n"] = field(metadata=column(absent=np.inf))  # min_p ||u_p||^2
-    singular: Float[Array, "n r"] = field(metadata=column("spectrum"))  # of A
-    rank: Int[Array, " n"] = field(metadata=column("spectrum"))
+    # min_p ||u_p||^2
+    patch_min: Float[Array, " n"] = field(metadata=column(missing=np.nan, absent=np.inf))
+    singular: Float[Array, "n r"] = field(metadata=column("spectrum", UNKNOWN_VALUES))  # of A
+    rank: Int[Array, " n"] = field(metadata=column("spectrum", UNKNOWN_RANK))
     singular_through: Float[Array, "n r"] = field(metadata=column("spectrum", "singular"))  # of B
     rank_through: Int[Array, " n"] = field(metadata=column("spectrum", "rank"))
     bypass: Float[Array, " n"] = field(metadata=column("largest", 0.0))  # ||A - B||_F / ||A||_F
     gap_norm: Float[Array, " n"] = field(metadata=column("spectrum", 0.0))  # ||A - B||_2
-    grad_weight: Float[Array, " n"] = field(
-        metadata=column("mean")
-    )  # ||grad_W f||_F^2, all uses of the parameter
-    grad_bias: Float[Array, " n"] = field(metadata=column("mean"))
-    untied: Float[Array, " n"] = field(metadata=column("mean"))  # sum_p ||J_p||_F^2 ||u_p||^2
-    untied_bias: Float[Array, " n"] = field(metadata=column("mean"))  # sum_p ||J_p||_F^2
+    # ||grad_W f||_F^2, all uses of the parameter
+    grad_weight: Float[Array, " n"] = field(metadata=column("mean", np.nan))
+    grad_bias: Float[Array, " n"] = field(metadata=column("mean", np.nan))
+    # sum_p ||J_p||_F^2 ||u_p||^2 and sum_p ||J_p||_F^2
+    untied: Float[Array, " n"] = field(metadata=column("mean", np.nan))
+    untied_bias: Float[Array, " n"] = field(metadata=column("mean", np.nan))
     adaptive: Float[Array, " n"] = field(metadata=column("mean", np.nan))  # sum W^2 (df/dW)^2
     # if x^l is the network's input: the part of df/dx that is not A, relative
     beside: Float[Array, " n"] = field(metadata=column("largest", 0.0))
     # ||A - B - A of the next layer||_F, relative; inf where the shapes differ
     chain: Float[Array, " n"] = field(metadata=column("largest", np.inf, absent=np.inf))
-    patch_rank: Float[Array, " n"] = field(
-        metadata=column(absent=np.inf)
-    )  # smallest singular value of [U, 1], or 0
+    # smallest singular value of [U, 1], or 0
+    patch_rank: Float[Array, " n"] = field(metadata=column(missing=np.nan, absent=np.inf))
     untied_norm: Float[Array, " n"] | None = field(
         default=None, metadata=column("same", None)
     )  # ||D^-1 C||_2
@@ -163,7 +165,7 @@ class FirstLayerProbe:
 
     weight: Float[Array, "g o i"] | None  # None where samples have different first layers
     # sum_j ||sum_p u_pj (J_p W)_j||^2
-    invariant: Float[Array, " n"] = field(metadata=column("mean"))
+    invariant: Float[Array, " n"] = field(metadata=column("mean", np.nan))
     # mean_i ||df/dW_kj||^2, of a dense layer
     curvature: Float[Array, "o i"] | None = field(default=None, metadata=over_shards("mean"))
     # mean_i ||A_i[:, j]||^2 x_ik^2, of a dense layer
@@ -183,10 +185,9 @@ class ParameterProbe:
     name: str
     numel: int
     path: str = field(metadata=over_shards("slowest"))
-    grad: Float[Array, " n"] = field(metadata=column("mean"))  # ||df/dp||_F^2
-    adaptive: Float[Array, " n"] = field(
-        metadata=column("mean", np.nan)
-    )  # sum_j p_j^2 ||df/dp_j||^2
+    grad: Float[Array, " n"] = field(metadata=column("mean", np.nan))  # ||df/dp||_F^2
+    # sum_j p_j^2 ||df/dp_j||^2
+    adaptive: Float[Array, " n"] = field(metadata=column("mean", np.nan))
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,7 @@ class Probe:
     # parameters that multiply a tensor without being the weight of a measured layer
     unmeasured: list[str] = field(default_factory=list)
     chain: Chain | None = None  # layers and Lipschitz maps from input to output; None: not looked
+    asked: tuple[str, ...] | None = None  # names of ``passes.needs``; None: everything
 
     def merge(self, *others: Probe) -> Probe:
         """Return one probe of all samples, from probes of shares of them, in their order."""
@@ -295,7 +297,7 @@ def _alike(left: Probe, right: Probe) -> bool:
     """
 
     def shape(p: Probe) -> Any:
-        return p.N, p.M, p.dtype, bool(p.layers), [(q.name, q.numel) for q in p.parameters]
+        return p.N, p.M, p.dtype, bool(p.layers), p.asked, [(q.name, q.numel) for q in p.parameters]
 
     if shape(left) != shape(right):
         return False
@@ -311,7 +313,7 @@ def _alike_layers(mine: LayerProbe, theirs: LayerProbe) -> bool:
         return False
     if mine.weight is None or mine.M != theirs.M:  # a norm may differ from sample to sample
         return True
-    return bool(np.isclose(mine.norm, theirs.norm, rtol=1e-4, atol=0))  # an iteration's end
+    return bool(np.isclose(mine.norm, theirs.norm, 1e-4, 0, equal_nan=True))  # an iteration's end
 
 
 def _named(p: Probe, name: str) -> LayerProbe | None:

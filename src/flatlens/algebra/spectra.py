@@ -44,6 +44,29 @@ def singular_values(
     return s, (s > 0).sum(-1)
 
 
+def largest_singular_value(
+    A: Float[Tensor, "b n m"],
+) -> tuple[Float[Tensor, "b r"], Int[Tensor, " b"]]:
+    """The same with the largest singular value alone: the others are NaN and the rank is -1.
+
+    The largest one has all its digits in the Gram matrix, unless its square leaves float64.
+
+    >>> largest_singular_value(torch.tensor([[[3.0, 0.0], [0.0, 1.0]]]))[0].tolist()
+    [[3.0, nan]]
+    """
+    height, width = A.shape[1:]
+    block = max(1, tuning.SPECTRUM_BLOCK_ENTRIES // (height * width))
+    squares = torch.linalg.eigvalsh(torch.cat([_gram(part) for part in A.split(block)]))[:, -1]
+    top = squares.clamp(min=0).sqrt()
+    if A.dtype == torch.float64:
+        poor = (squares < 1e-280) | (squares > 1e280)
+        if bool(poor.any()):
+            top[poor] = torch.linalg.svdvals(A[poor])[:, 0]
+    s = top.new_full((len(A), min(height, width)), torch.nan)
+    s[:, 0] = top
+    return s, torch.full_like(top, -1, dtype=torch.int64)
+
+
 def _gram(A: Float[Tensor, "b n m"]) -> Float[Tensor, "b r r"]:
     """The smaller one of A A^T and A^T A, float64."""
     long = 2 if A.shape[1] <= A.shape[2] else 1

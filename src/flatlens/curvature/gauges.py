@@ -23,6 +23,7 @@ from flatlens.curvature.hessians import Surface, surface
 from flatlens.errors import FlatlensError
 from flatlens.losses import Loss, RootProducts, as_tensor, get_loss
 from flatlens.metrics import sharpness
+from flatlens.passes.needs import GRADIENTS
 from flatlens.passes.request import Request
 from flatlens.passes.run import look
 
@@ -228,7 +229,8 @@ def _squared_gradients(
     if y is None:
         raise FlatlensError("a loss needs targets; give y, or batches of (inputs, targets)")
     slope = _Slope(loss, y)
-    request = Request(root=slope, sharpness_alone=True, output=output, chunk=chunk)
+    needs = frozenset({GRADIENTS})
+    request = Request(root=slope, needs=needs, output=output, chunk=chunk)
     return sharpness.samples(look(model, (inputs for inputs, _ in pairs), request))
 
 

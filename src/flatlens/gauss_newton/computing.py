@@ -30,6 +30,7 @@ from flatlens.losses import Custom, Loss, get_loss
 from flatlens.measurement.measuring import checked_targets, joined_targets
 from flatlens.measurement.sampling import draw
 from flatlens.metrics import METRICS
+from flatlens.passes.needs import GRADIENTS
 from flatlens.passes.probing import check_arguments
 from flatlens.passes.request import LossRoot, Request
 from flatlens.passes.run import look
@@ -332,7 +333,7 @@ def _trace(job: _Job) -> tuple[float, float, list[str]]:
     """Return Tr G, exactly or with a standard error, as ``measure`` does."""
     request = Request(
         method="auto", output=job.request.output, chunk=job.request.chunk,
-        inputs=job.request.inputs, root=job.request.root, sharpness_alone=True,
+        inputs=job.request.inputs, root=job.request.root, needs=frozenset({GRADIENTS}),
     )  # fmt: skip
     p = look(job.model, (b for b, _ in batches(job.x)), request)
     error = 0.0 if p.sketch is None else p.sketch.errors["sharpness"]

@@ -31,6 +31,7 @@ from flatlens.passes.derivative_rows import Rows, Setup, set_up
 from flatlens.passes.exact import exact_rows, loss_directions
 from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.independence import Layouts
+from flatlens.passes.needs import GRADIENTS
 from flatlens.passes.request import Request
 from flatlens.passes.run import MakeStrategy
 
@@ -149,7 +150,7 @@ class GramStrategy:
         setup = set_up(
             forward, layouts, self.subject.named, self.buffers,
             target=loss_directions(self.request, forward), plain=self.request.root is None,
-            use_head=False, spectra=False,
+            use_head=False, needs=frozenset({GRADIENTS}),
         )  # fmt: skip
         self.ledger.check_size(setup.outputs)
         rows_by_edge = exact_rows(setup)

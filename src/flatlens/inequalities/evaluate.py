@@ -9,6 +9,7 @@ from flatlens.inequalities import table
 from flatlens.inequalities.network import Network
 from flatlens.inequalities.verdicts import Bounds, judge
 from flatlens.metrics import A_PROBE
+from flatlens.passes.needs import missing
 from flatlens.probes import Probe
 
 
@@ -45,3 +46,8 @@ def bounds_named(p: Probe, names: Sequence[str] | None, exact: bool = False) -> 
     """Compute the inequalities with these names, or all where ``names`` is None."""
     network = Network.of(p, exact)
     return Bounds(judge(row, network) for row in table.TABLE if names is None or row.name in names)
+
+
+def computable(p: Probe) -> list[str]:
+    """Name the inequalities for which the pass was asked for all that they need."""
+    return [row.name for row in table.TABLE if not missing(row.needs, p.asked)]

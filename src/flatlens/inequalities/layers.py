@@ -8,6 +8,15 @@ import numpy as np
 
 from flatlens.inequalities.arithmetic import product
 from flatlens.inequalities.conditions import PAPER, first_reason
+from flatlens.passes.needs import (
+    BYPASS,
+    LAYER_GRADIENTS,
+    LAYER_SPECTRA,
+    WEIGHT_NORMS,
+    missing,
+    not_asked_for,
+    with_implied,
+)
 from flatlens.per_sample import (
     calls_that_share_the_gradient,
     mean_over_users,
@@ -15,6 +24,14 @@ from flatlens.per_sample import (
     upper_norm_per_sample,
 )
 from flatlens.probes import LayerProbe, Probe
+
+NEEDS = with_implied({LAYER_SPECTRA, LAYER_GRADIENTS, WEIGHT_NORMS, BYPASS})
+
+
+def _why_unknown(p: Probe) -> str:
+    """Say what of Eq. 5 the pass was not asked for."""
+    names = missing(NEEDS, p.asked)
+    return not_asked_for(names) if names else "it needs numbers that the pass does not find"
 
 
 def layer_bounds(p: Probe, layer: LayerProbe) -> dict[str, Any]:
@@ -44,6 +61,9 @@ def layer_bounds(p: Probe, layer: LayerProbe) -> dict[str, Any]:
     terms = [product(a * c, b) for a, b, c in zip(root, inverse, share, strict=True)]
     rhs = float(largest * mean_over_users(layer, np.array(terms)))
     reason = first_reason(p, [layer], PAPER)
+    verdict = "theorem" if reason is None else "observation"
+    if np.isnan(lhs) or np.isnan(rhs):
+        verdict, reason = "not applicable", _why_unknown(p)
     calls = calls_that_share_the_gradient(p, layer)
     alone = 1.0 if most_uses(calls, layer.weight) == 1 else np.nan
     kernel = upper_norm_per_sample(layer, "kernel")
@@ -53,7 +73,7 @@ def layer_bounds(p: Probe, layer: LayerProbe) -> dict[str, Any]:
         "eq5_lhs": lhs,
         "eq5_rhs": rhs,
         "eq5_slack": rhs / lhs if lhs > 0 else np.inf,
-        "eq5_verdict": "theorem" if reason is None else "observation",
+        "eq5_verdict": verdict,
         "eq5_why": reason or "one position, a trainable weight used once, no bypass",
         "multiplicative": float(alone * widest * mean_over_users(layer, relative * root)),
     }

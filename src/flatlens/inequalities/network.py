@@ -29,7 +29,8 @@ class Network:
     @classmethod
     def of(cls, p: Probe, exact_untied: bool = False) -> Network:
         """Collect what the rows need from a probe."""
-        return cls(p, sharpness(p), find_first_layers(p), tolerance(p), exact_untied)
+        S = float(sharpness.samples(p).mean())
+        return cls(p, S, find_first_layers(p), tolerance(p), exact_untied)
 
     def first_ratios(self, bias: bool = False) -> Float[Array, " n"]:
         """Return (||W_i1|| / x_i1)^2 of each sample's first layer."""

@@ -14,6 +14,8 @@ from flatlens.metrics import (
 from flatlens.per_sample import mean_over_users
 from flatlens.probes import Probe, Sketch
 
+ADAPTIVE = adaptive_sharpness.__name__
+
 
 def tolerance(p: Probe) -> float:
     """Return the relative rounding that a comparison allows.
@@ -39,14 +41,14 @@ def student(freedom: int) -> float:
 
 def relative_error(p: Probe, sketch: Sketch) -> float:
     """Return the largest relative standard error among the estimates that enter a side."""
-    totals = {
-        "sharpness": sharpness(p),
-        "sharpness_untied": sharpness_untied(p),
-        "adaptive_sharpness": adaptive_sharpness(p),
-        "input_invariant_mls": input_invariant_mls(p),
-    }
-    pairs = [(sketch.errors[name], value) for name, value in totals.items()]
+    totals = (sharpness, sharpness_untied, adaptive_sharpness, input_invariant_mls)
+    pairs = [
+        (sketch.errors[metric.__name__], float(metric.samples(p).mean()))
+        for metric in totals
+        if metric.__name__ in sketch.errors
+    ]
     for q, errors in zip(p.layers, sketch.layer_errors, strict=True):
-        pairs.append((errors["sharpness"], mean_over_users(q, q.grad_weight + q.grad_bias)))
-        pairs.append((errors["adaptive_sharpness"], mean_over_users(q, q.adaptive)))
+        for name, values in (("sharpness", q.grad_weight + q.grad_bias), (ADAPTIVE, q.adaptive)):
+            if name in errors:
+                pairs.append((errors[name], mean_over_users(q, values)))
     return max((error / value for error, value in pairs if value > 0), default=0.0)

@@ -13,15 +13,26 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flatlens.inequalities.conditions import Condition, first_reason
+from flatlens.inequalities.conditions import (
+    Condition,
+    first_reason,
+    why_bypassed,
+    why_read_beside,
+)
 from flatlens.inequalities.network import Network
-from flatlens.metrics import ADAPTIVE, COLUMNS
+from flatlens.passes.needs import (
+    ADAPTIVE,
+    BYPASS,
+    missing,
+    not_asked_for,
+    with_implied,
+)
 from flatlens.probes import LayerProbe
 
 Verdict = Literal["theorem", "observation", "not applicable"]
 
 UNKNOWN = "it needs singular values that the sketched pass does not find"
-NOT_ADAPTIVE = "adaptive sharpness was not asked for"
+NOT_ADAPTIVE = not_asked_for([ADAPTIVE])
 NO_LAYER = "the network has no measured layer"
 NO_FIRST_LAYER = "no measured layer reads the network's input itself"
 
@@ -88,7 +99,14 @@ class Row:
     logs: bool = False  # both sides are given as logarithms
     show_logs: bool = False  # and shown as such
     scale: Callable[[Network], float] = lambda network: 0.0  # size of the terms of a difference
-    needs: frozenset[str] = COLUMNS - {ADAPTIVE}  # columns of the probe that the sides read
+    sides: tuple[str, ...] = ()  # what the two sides need of a pass, as in passes.needs
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the sides and the conditions need of a pass, as named in ``passes.needs``."""
+        conditions = {*self.first_layer, *self.each}
+        asked = {BYPASS} if conditions & {why_bypassed, why_read_beside} else set()
+        return with_implied({*self.sides, *asked})
 
     @property
     def sums_over_layers(self) -> bool:
@@ -107,11 +125,13 @@ def judge(row: Row, network: Network) -> Inequality:
     Returns:
         The inequality. Where it does not apply its sides are NaN and ``holds`` is True.
     """
+    if names := missing(row.needs, network.p.asked):
+        return _missing(row, not_asked_for(names))
     if reason := _why_it_does_not_apply(row, network):
         return _missing(row, reason)
     lhs, rhs = row.lhs(network), row.rhs(network)
     if np.isnan(lhs) or np.isnan(rhs):
-        return _missing(row, NOT_ADAPTIVE if network.p.sketch is None else UNKNOWN)
+        return _missing(row, UNKNOWN)
     compare = _compare_logs if row.logs else _compare_numbers
     return compare(row, network, lhs, rhs)
 

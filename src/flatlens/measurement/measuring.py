@@ -20,7 +20,7 @@ from flatlens.arguments import (
 from flatlens.capture.inputs import Inputs, as_list, batches
 from flatlens.errors import FlatlensError, first_line
 from flatlens.inequalities import Bounds
-from flatlens.inequalities.evaluate import bounds_named
+from flatlens.inequalities.evaluate import bounds_named, computable
 from flatlens.losses import Custom, Loss, get_loss, targets
 from flatlens.measurement.quantities import (
     OwnFunction,
@@ -33,8 +33,9 @@ from flatlens.measurement.quantities import (
 )
 from flatlens.measurement.result import LOSS_AWARE, Measurement
 from flatlens.measurement.sampling import draw
-from flatlens.metrics import ADAPTIVE, METRICS
+from flatlens.metrics import METRICS
 from flatlens.passes.distributed import gathered, needs_group
+from flatlens.passes.needs import INPUT_TOP, missing
 from flatlens.passes.probing import check_arguments, check_inputs
 from flatlens.passes.request import NORMS, LossRoot, SketchOptions
 from flatlens.passes.request import Request as PassRequest
@@ -91,15 +92,17 @@ def measure(
         y: targets (class indices or values): adds the loss and, for classes (indices or one-hot
             rows), the accuracy.
         quantities: "default" is all that one pass gives; "all" adds what takes passes of its own
-            (hessian_trace, relative_flatness, ...; needs y); "headline" is what a person looks at
-            first; or a list of names of quantities and inequalities and of functions that take a
-            Probe and return a number or one number per sample. "sharpness" alone takes a short
-            pass, several times faster, without layers and inequalities. Lists without
-            "adaptive_sharpness" save its cost, and leave out Eq. 44, where the pass is exact.
+            (hessian_trace, relative_flatness, ...; needs y); "headline" is the everyday set, which
+            costs much less; or a list of names of quantities and inequalities and of functions
+            that take a Probe and return a number or one number per sample. The pass computes what
+            is asked for and nothing else. The result has no other quantities, and a list without
+            inequalities gives those that follow from what was computed. A quantity is the same
+            number whatever else is asked for.
         method: "exact", "sketch" (random directions, with standard errors as ``..._se``), or
             "auto": exact unless that costs far more; a note says which and why.
         loss: its Gauss-Newton form is measured beside the paper's: ``gauss_newton_trace``,
-            ``loss_mls``, ``loss_nmls`` and ``m.loss_aware.bounds``. A function needs y.
+            ``loss_mls``, ``loss_nmls`` (where ``sharpness``, ``mls``, ``nmls`` are asked for) and
+            ``m.loss_aware.bounds``. A function needs y.
         output: which part of the model's result is f(x), as for ``probe``.
         weight_norm: "operator", "kernel" or "frobenius", as for ``probe``.
         directions: number of random directions of a sketch.
@@ -145,7 +148,7 @@ def measure(
     y = checked_targets(y)
     _check_that_targets_are_there(request, of, y)
 
-    p, seen = _look(model, x, request, settings, plain=of.name == "half_squared")
+    p, seen = _look(model, x, request, settings)
     if y is None:
         y = joined_targets(seen)
     values = metric_values(p, request.metrics)
@@ -258,8 +261,6 @@ def _look(
     x: Any,
     request: Request,
     settings: Settings,
-    *,
-    plain: bool,
     root: LossRoot | None = None,
 ) -> tuple[Probe, list[Any]]:
     """Run one pass over the network.
@@ -269,18 +270,15 @@ def _look(
         x: the samples.
         request: what the pass is asked for; it computes no more than that.
         settings: how to look.
-        plain: the loss is the paper's, so that the sharpness alone may take the short pass.
         root: of the Hessian of another loss, by which the outputs are multiplied.
 
     Returns:
         What the pass saw of all samples, and the targets that the batches brought along.
     """
-    alone = plain and settings.method != "sketch" and request.sharpness_alone
     look_for = PassRequest(
         method=settings.method, output=settings.output, chunk=settings.chunk,
         memory=settings.memory, inputs=settings.inputs, root=root,
-        weight_norm=settings.weight_norm,
-        sharpness_alone=alone, adaptive=ADAPTIVE in request.needs, budget=settings.budget,
+        weight_norm=settings.weight_norm, needs=request.needs, budget=settings.budget,
         sketch=SketchOptions(settings.directions, settings.seed, settings.rtol, layer_top=1),
     )  # fmt: skip
     seen: list[Any] = []
@@ -298,8 +296,7 @@ def _loss_aware(
     model: nn.Module, x: Any, y: Any, loss: Loss, request: Request, settings: Settings
 ) -> Measurement:
     """Measure R^T f, where R R^T is the Hessian of the loss with respect to the outputs."""
-
-    p, _ = _look(model, x, request, settings, plain=False, root=LossRoot(loss, y))
+    p, _ = _look(model, x, request, settings, LossRoot(loss, y))
     values = metric_values(p, request.metrics)
     return Measurement(p, values, _bounds(p, request), loss_name=loss.name)
 
@@ -317,7 +314,7 @@ def metric_values(p: Probe, names: tuple[str, ...]) -> dict[str, float]:
         values[name] = value
         if p.sketch is not None and name in p.sketch.errors:
             values[f"{name}_se"] = p.sketch.errors[name]
-    if p.sketch is not None:
+    if p.sketch is not None and not missing([INPUT_TOP], p.asked):
         values["spectra_converged"] = float(p.sketch.converged)
     return values
 
@@ -337,6 +334,8 @@ def _named_by_loss(p: Probe) -> dict[str, float]:
     """Return the quantities of R^T f under the names that tell them from the paper's."""
     values: dict[str, float] = {}
     for name, metric in LOSS_AWARE.items():
+        if missing(METRICS[metric].needs, p.asked):
+            continue
         values[name] = METRICS[metric](p)
         if p.sketch is not None and metric in p.sketch.errors:
             values[f"{name}_se"] = p.sketch.errors[metric]
@@ -344,10 +343,9 @@ def _named_by_loss(p: Probe) -> dict[str, float]:
 
 
 def _bounds(p: Probe, request: Request) -> Bounds:
-    """Compute the inequalities that were asked for; the short pass has none."""
-    if not p.layers and request.sharpness_alone:
-        return Bounds()
-    return bounds_named(p, request.inequalities)
+    """Compute the inequalities that were named, or those that follow from what was computed."""
+    names = computable(p) if request.inequalities is None else request.inequalities
+    return bounds_named(p, names) if names else Bounds()
 
 
 def loss_and_accuracy(p: Probe, y: Any, loss: Loss) -> dict[str, float]:

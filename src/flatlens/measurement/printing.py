@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from flatlens.inequalities import Inequality
+from flatlens.metrics import METRICS
 
 WIDTH = 100
 MOST_NOTES = 4
@@ -134,10 +135,17 @@ def strongest_theorem(m: Any) -> Inequality | None:
     return min(proven, key=lambda b: b.slack, default=None)
 
 
+def nothing_to_compare(m: Any) -> str:
+    """Say that no inequality was asked for."""
+    names = " and ".join(name for name in m.values if name in METRICS) or "nothing of the pass"
+    layers = "" if m.probe.layers else "no layers, "
+    return f"Only {names} was measured: {layers}no inequalities."
+
+
 def what_is_proven(m: Any) -> str:
     """Say the strongest proven inequality in words."""
     if not m.bounds:
-        return "Only sharpness was measured: no layers, no inequalities."
+        return nothing_to_compare(m)
     b = strongest_theorem(m)
     if b is None:
         return "Proven: no finite bound on a sensitivity for this network and these samples."
@@ -179,7 +187,7 @@ def full_tables(m: Any) -> str:
     if m.bounds:
         lines += [*columns(inequality_table(m)), *_reasons(m), ""]
     else:
-        lines += ["Only sharpness was measured: no layers, no inequalities.", ""]
+        lines += [nothing_to_compare(m), ""]
     paths = list(m.coverage.values())
     counts = ", ".join(f"{paths.count(k)} {k}" for k in dict.fromkeys(paths))
     lines += [f"parameters: {counts}", *(f"note: {note}" for note in m.probe.notes)]

@@ -13,7 +13,8 @@ from torch import nn
 
 from flatlens.errors import FlatlensError, first_line
 from flatlens.inequalities import table
-from flatlens.metrics import COLUMNS, HEADLINE, METRICS, Metric, Total
+from flatlens.metrics import HEADLINE, METRICS, Metric, Total
+from flatlens.passes.needs import EVERYTHING
 from flatlens.probes import Array, Probe
 
 OwnFunction = Callable[[Probe], Any]
@@ -46,6 +47,7 @@ SETS = {
     "all": (*METRICS, *OWN_PASSES),
     "headline": HEADLINE,
 }
+WHOLE = ("default", "all")  # sets with all that one pass gives
 RECORDED = ("loss", "accuracy", "samples", "step", "run")  # other names in a record
 
 
@@ -55,29 +57,26 @@ class Request:
 
     metrics: tuple[str, ...]  # functions of the probe
     own_passes: tuple[str, ...]  # they run the network again
-    inequalities: tuple[str, ...] | None  # None: all of them
+    inequalities: tuple[str, ...] | None  # None: all that follow from what the pass computes
     functions: tuple[OwnFunction, ...]  # given by the user
     edge: bool = False  # whether the learning rate times lambda_max is recorded
+    whole: bool = False  # whether all that one pass gives is asked for
 
     @property
     def listed(self) -> list[str | OwnFunction]:
         """The argument ``quantities`` that gives this request."""
-        named = [*self.metrics, *self.own_passes, *(self.inequalities or ())]
-        return [*named, *self.functions]
+        metrics = ["default"] if self.whole else self.metrics
+        return [*metrics, *self.own_passes, *(self.inequalities or ()), *self.functions]
 
     @property
     def needs(self) -> frozenset[str]:
-        """The columns of a probe that the request reads."""
+        """What the pass must compute, as named in ``passes.needs``."""
+        if self.whole:
+            return EVERYTHING
         needs = [METRICS[name].needs for name in self.metrics]
         needs += [row.needs for row in table.TABLE if row.name in (self.inequalities or ())]
-        needs += [getattr(function, "needs", COLUMNS) for function in self.functions]
+        needs += [getattr(function, "needs", EVERYTHING) for function in self.functions]
         return frozenset().union(*needs)
-
-    @property
-    def sharpness_alone(self) -> bool:
-        """Whether the short pass, which computes the sharpness and nothing else, is enough."""
-        others = self.own_passes or self.inequalities or self.functions
-        return self.metrics == ("sharpness",) and not others
 
 
 def read_request(quantities: Any, edge: bool = False) -> Request:
@@ -98,7 +97,8 @@ def read_request(quantities: Any, edge: bool = False) -> Request:
         >>> request.metrics, request.inequalities
         (('sharpness',), ('eq12',))
     """
-    names, functions = _names_and_functions(quantities)
+    entries = _entries(quantities)
+    names, functions = _names_and_functions(entries)
     asked_edge = edge and EDGE in names
     if asked_edge:
         names = list(dict.fromkeys("lambda_max" if name == EDGE else name for name in names))
@@ -122,15 +122,19 @@ def read_request(quantities: Any, edge: bool = False) -> Request:
         inequalities=inequalities or None,
         functions=functions,
         edge=asked_edge,
+        whole=any(isinstance(entry, str) and entry in WHOLE for entry in entries),
     )
 
 
-def _names_and_functions(quantities: Any) -> tuple[list[str], tuple[OwnFunction, ...]]:
-    """Flatten the argument: sets become names, metrics given as functions become their names."""
+def _entries(quantities: Any) -> list[Any]:
+    """Return the entries of the argument; one name or function is a list of one."""
     if isinstance(quantities, str) or callable(quantities):
-        quantities = [quantities]
-    if not isinstance(quantities, (list, tuple, set, frozenset, dict)):
-        quantities = _as_list(quantities)
+        return [quantities]
+    return _as_list(quantities)
+
+
+def _names_and_functions(quantities: list[Any]) -> tuple[list[str], tuple[OwnFunction, ...]]:
+    """Flatten the entries: sets become names, metrics given as functions become their names."""
     names: list[str] = []
     functions: dict[str, OwnFunction] = {}
     for entry in quantities:

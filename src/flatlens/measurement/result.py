@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flatlens.arguments import no_type_check
 from flatlens.errors import FlatlensError
 from flatlens.files.plain_json import dumps
-from flatlens.inequalities import Bounds, Inequality
+from flatlens.inequalities import Bounds, Inequality, table
 from flatlens.inequalities.layers import layer_bounds
 from flatlens.measurement import notebook, plots, printing, saving
 from flatlens.measurement.layer_rows import layer_row
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 # A quantity of a loss, and the paper's quantity that it is for the paper's loss.
 LOSS_AWARE = {"gauss_newton_trace": "sharpness", "loss_mls": "mls", "loss_nmls": "nmls"}
+
+
+def _hint(name: object) -> str:
+    """Say that a name of flatlens was not asked for; "" for any other name."""
+    known = name in METRICS or name in table.NAMES or name in LOSS_AWARE
+    return ": it was not asked for, add it to quantities" if known else ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,7 +64,7 @@ class Measurement:
         for of_loss, metric in LOSS_AWARE.items():  # for the paper's loss they are the paper's own
             if self.loss_aware is None and name in (of_loss, f"{of_loss}_se"):
                 return self[name.replace(of_loss, metric)]
-        raise KeyError(f"no quantity {name!r}; there are {', '.join(self.keys())}")
+        raise KeyError(f"no quantity {name!r}{_hint(name)}; there are {', '.join(self.keys())}")
 
     def __getattr__(self, name: str) -> float:
         values = self.__dict__.get("values", {})
@@ -110,7 +116,7 @@ class Measurement:
             if inequality.name == name:
                 return inequality
         names = ", ".join(self._inequality_names()) or "none in this measurement"
-        raise FlatlensError(f"there is no inequality {name!r}; there are {names}")
+        raise FlatlensError(f"there is no inequality {name!r}{_hint(name)}; there are {names}")
 
     # -- tables
 

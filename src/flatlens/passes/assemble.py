@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from flatlens.passes.columns import ColumnTable
 from flatlens.passes.segments import complete
 from flatlens.passes.slots import Slot
@@ -27,11 +25,6 @@ def assemble(table: ColumnTable, weight_norm: str, M: int, chunk: int) -> Probe:
         chunk: samples at a time.
     """
     arrays, n = table.arrays(), table.n
-    if ("input",) not in arrays:  # sharpness alone
-        arrays["input",] = {
-            "singular": np.full((n, 1), np.nan),
-            "rank": np.full(n, -1),
-        }
     f = arrays["output",][""]
     return Probe(
         n=n,
@@ -39,7 +32,7 @@ def assemble(table: ColumnTable, weight_norm: str, M: int, chunk: int) -> Probe:
         M=M,
         dtype=table.subject.dtype,
         output=f,
-        input=InputProbe(**complete("input", arrays["input",], n)),
+        input=InputProbe(**complete("input", arrays.get(("input",), {}), n)),
         layers=[
             _layer(table, slot, arrays["layer", i], weight_norm)
             for i, slot in enumerate(table.slots.all)
@@ -49,7 +42,7 @@ def assemble(table: ColumnTable, weight_norm: str, M: int, chunk: int) -> Probe:
                 name=name,
                 numel=p.numel(),
                 path=table.paths[name],
-                **complete("parameter", arrays["parameter", name], n),
+                **complete("parameter", arrays.get(("parameter", name), {}), n),
             )
             for name, p in table.subject.named
         ],

@@ -17,6 +17,7 @@ from flatlens.capture.recording import Recording
 from flatlens.errors import FlatlensError
 from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.head import head_width
+from flatlens.passes.needs import AT_THE_INPUT
 from flatlens.passes.request import Request
 
 
@@ -27,16 +28,36 @@ class Choice:
     Attributes:
         method: the strategy.
         chunk: samples at a time.
-        rows_at_once: rows of all layers that are stored at a time.
+        rows_at_once: rows of all layers that are rows_at_once at a time.
         products: products that an exact pass takes.
         why: a note for the user, or "" where there was nothing to choose.
     """
 
-    method: Literal["exact", "sketch", "sharpness_only"]
+    method: Literal["exact", "sketch", "gradient_norms"]
     chunk: int
     rows_at_once: int
     products: int
     why: str = ""
+
+
+@dataclass(frozen=True)
+class Keeps:
+    """Which rows of all products stay in memory until a chunk is done.
+
+    Attributes:
+        inputs: those at the network's input.
+        layers: those at the inputs of layers.
+        jacobians: df/dz of every layer; else a dense layer keeps norms alone.
+    """
+
+    inputs: bool = True
+    layers: bool = True
+    jacobians: bool = True
+
+    @property
+    def nothing(self) -> bool:
+        """Whether a few rows at a time are enough: for the sharpness alone."""
+        return not (self.inputs or self.layers or self.jacobians)
 
 
 def choose(subject: Subject, request: Request, solo: Forward, n: int) -> Choice:
@@ -58,14 +79,15 @@ def choose(subject: Subject, request: Request, solo: Forward, n: int) -> Choice:
         products = outputs  # a narrow head's exact pass would hold a number for each pair
     exactly, why = _exact_or_sketch(request, products, solo, n)
     if not exactly:
-        chunk, rows_at_once = _chunk(subject, request, solo.recording, tuning.SKETCH_ROWS, False, n)
-        return Choice("sketch", chunk, rows_at_once, products, why)
-    chunk, rows_at_once = _chunk(
-        subject, request, solo.recording, products, request.sharpness_alone, n
+        room = _chunk(subject, request, solo.recording, tuning.SKETCH_ROWS, Keeps(), n)
+        return Choice("sketch", *room, products, why)
+    keeps = Keeps(
+        inputs=bool(request.needs & AT_THE_INPUT),
+        layers=request.needs_layers,
+        jacobians=not request.norms_are_enough,
     )
-    method: Literal["exact", "sharpness_only"]
-    method = "sharpness_only" if request.sharpness_alone else "exact"
-    return Choice(method, chunk, rows_at_once, products, why)
+    room = _chunk(subject, request, solo.recording, products, keeps, n)
+    return Choice("exact" if keeps.jacobians else "gradient_norms", *room, products, why)
 
 
 def _exact_or_sketch(request: Request, products: int, solo: Forward, n: int) -> tuple[bool, str]:
@@ -101,49 +123,54 @@ def _seconds_per_product(solo: Forward) -> float:
 
 
 def _chunk(
-    subject: Subject, request: Request, recording: Recording, rows_at_once: int, alone: bool, n: int
+    subject: Subject,
+    request: Request,
+    recording: Recording,
+    stored: int,
+    keeps: Keeps,
+    n: int,
 ) -> tuple[int, int]:
-    """Choose samples at a time, and rows kept at a time, from an estimate of memory.
-
-    ``alone`` says that only the sharpness is measured, which can keep few rows at a time.
-    """
+    """Choose samples at a time, and rows stored at a time, from an estimate of memory."""
+    alone = keeps.nothing
     if alone:
-        rows_at_once = min(rows_at_once, tuning.PRODUCTS_AT_ONCE)
-    size = bytes_per_sample(subject, recording, rows_at_once, alone)
+        stored = min(stored, tuning.PRODUCTS_AT_ONCE)
+    size = bytes_per_sample(subject, recording, stored, keeps)
     memory, asked = request.memory, request.chunk
     enough = min(n, tuning.ENOUGH_SAMPLES)
     most = tuning.MOST_CHUNK_BYTES if memory is None else memory // enough
-    while alone and rows_at_once > 1 and size > most:
-        rows_at_once //= 2
-        size = bytes_per_sample(subject, recording, rows_at_once, alone)
+    while alone and stored > 1 and size > most:
+        stored //= 2
+        size = bytes_per_sample(subject, recording, stored, keeps)
     if memory is not None:
         if size > memory:
             raise FlatlensError(
                 f"one sample needs about {size:,} bytes, more than memory={memory:,}; "
                 "raise it, or measure fewer outputs with output="
             )
-        return min(memory // size, asked or n), rows_at_once
+        return min(memory // size, asked or n), stored
     if asked is not None:
-        return asked, rows_at_once
+        return asked, stored
     fewest = tuning.SHARPNESS_FEWEST_SAMPLES if alone else tuning.FEWEST_SAMPLES
     room = tuning.SHARPNESS_CHUNK_BYTES if alone else tuning.CHUNK_BYTES
     largest = tuning.SHARPNESS_MOST_SAMPLES if alone else tuning.MOST_SAMPLES
     fewest = min(fewest, tuning.MOST_CHUNK_BYTES // size)
-    return max(1, fewest, min(room // size, largest)), rows_at_once
+    return max(1, fewest, min(room // size, largest)), stored
 
 
-def bytes_per_sample(subject: Subject, recording: Recording, rows_at_once: int, alone: bool) -> int:
-    """Estimate what one sample needs while its chunk runs, with ``rows_at_once`` rows a layer."""
+def bytes_per_sample(subject: Subject, recording: Recording, stored: int, keeps: Keeps) -> int:
+    """Estimate what one sample needs while its chunk runs, with ``stored`` rows of each layer."""
     entries = 0
-    for call in recording.calls:
+    for i, call in enumerate(recording.calls):
         layer, outputs = call.layer, prod(call.layer.out_shape)
         dense = layer.is_linear and call.x.numel() == layer.matrix.shape[2]
-        stored = 0 if alone and dense else rows_at_once
-        entries += (3 + stored) * (call.x.numel() + outputs) + layer.unrolled_entries
+        at_input = stored if keeps.layers or (keeps.inputs and i == 0) else 0
+        at_output = 0 if dense and not keeps.jacobians else stored
+        entries += (3 + at_input) * call.x.numel() + (3 + at_output) * outputs
+        entries += layer.unrolled_entries
     seen = {id(t) for c in recording.calls for t in (c.parameter, c.layer.bias)}
     seen |= {id(t.parameter) for t in recording.lookups}
     others = (p.numel() for _, p in subject.named if p.requires_grad and id(p) not in seen)
-    entries += (3 + rows_at_once) * sum(others)
-    looked_up = sum(t.indices.numel() * t.parameter.shape[1] for t in recording.lookups)
-    entries += (3 + rows_at_once) * looked_up
-    return max(1, entries) * torch.finfo(subject.dtype).bits // 8 + rows_at_once * rows_at_once * 8
+    entries += (3 + stored) * sum(others)
+    looked_up = (t.indices.numel() * t.parameter.shape[1] for t in recording.lookups)
+    entries += (3 + stored) * sum(looked_up)
+    return max(1, entries) * torch.finfo(subject.dtype).bits // 8 + stored * stored * 8

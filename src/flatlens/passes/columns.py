@@ -58,6 +58,10 @@ class ChunkColumns:
 class ColumnTable:
     """The numbers of all samples so far.
 
+    Args:
+        subject: the network.
+        weight_norms: whether the norms of weights are asked for.
+
     Samples that take different layers have different columns. Each set of columns has a
     :class:`Segment`; at the end they are aligned by slot.
 
@@ -69,10 +73,10 @@ class ColumnTable:
         unmeasured: parameters with a linear map that is not measured as a layer, as keys.
     """
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, weight_norms: bool = True) -> None:
         self.subject = subject
         self.n = 0
-        self.slots = Slots(subject)
+        self.slots = Slots(subject, weight_norms)
         self.paths: dict[str, str] = {}
         self.first_layer = FirstLayer()
         self.unmeasured: dict[str, None] = {}
@@ -113,9 +117,8 @@ class ColumnTable:
 
     def _check(self, columns: dict[Key, Tensor]) -> None:
         """Refuse gradients that are not finite, and outputs of another size."""
-        names = [name for name, _ in self.subject.named]
-        if names:
-            grads = [columns["parameter", name, "grad"] for name in names]
+        grads = [v for key, v in columns.items() if key[0] == "parameter" and key[-1] == "grad"]
+        if grads:
             check_finite(torch.stack(grads, 1), self.n, "gradient")
         measured = [columns[key] for key in columns if key[-1] in ALWAYS_FINITE]
         if measured:

@@ -18,6 +18,7 @@ from flatlens.capture.recording import Lookup
 from flatlens.passes.forward import Forward, Named
 from flatlens.passes.head import Head, find_head, mixture
 from flatlens.passes.independence import Layouts
+from flatlens.passes.needs import AT_THE_FIRST_LAYER, AT_THE_INPUT
 from flatlens.passes.plan import ChunkPlan, plan_chunk, reaching_calls
 from flatlens.passes.positions import Positions
 from flatlens.passes.products import Products, gradients
@@ -95,7 +96,7 @@ def set_up(
     target: Tensor | None,
     plain: bool,
     use_head: bool,
-    spectra: bool,
+    needs: frozenset[str],
 ) -> Setup:
     """Plan one chunk and bring its calls into the weight-sharing format.
 
@@ -107,7 +108,7 @@ def set_up(
         target: R^T of a loss, or None.
         plain: whether f itself is measured, and not R^T f of a loss.
         use_head: whether a narrow head may save products.
-        spectra: whether derivatives by layer inputs and by the network's input are asked for.
+        needs: what is asked for, as named in ``passes.needs``.
     """
     f = forward.f
     calls, alive = reaching_calls(forward, layouts)
@@ -115,9 +116,8 @@ def set_up(
     outputs = (f if target is None else target).shape[1]
     directions = target if head is None else head.directions
     count = outputs if directions is None else directions.shape[1]
-    plan = plan_chunk(
-        forward, calls, alive, named, spectra=spectra, inputs=spectra or head is not None
-    )
+    at_input = head is not None or bool(needs & (AT_THE_INPUT | AT_THE_FIRST_LAYER))
+    plan = plan_chunk(forward, calls, alive, named, needs, inputs=at_input)
     positions = [
         Positions(call, layout, len(f), outputs if head and i == head.call else count, buffers, i)
         for i, (call, layout) in enumerate(zip(calls, alive, strict=True))

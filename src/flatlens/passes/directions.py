@@ -54,6 +54,11 @@ class Signs:
         drawn = [stream.integers(0, 2, self.width, dtype=np.int8) for stream in self.streams]
         return torch.from_numpy(2 * np.stack(drawn) - 1).to(self.f)
 
+    def skip(self, count: int) -> None:
+        """Draw directions that are not used, so that those that follow stay the same."""
+        for _ in range(count):
+            self.next()
+
     def to_outputs(self, v: Tensor) -> Tensor:
         """R v: the direction in the space of the outputs."""
         return v if self.root is None else self.root.times(v)

@@ -25,7 +25,7 @@ from flatlens.passes.derivative_rows import (
 from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.head import mixed_rows
 from flatlens.passes.independence import Layouts
-from flatlens.passes.layer_columns import Asked, all_columns
+from flatlens.passes.layer_columns import all_columns
 from flatlens.passes.request import Request
 
 
@@ -64,10 +64,9 @@ class Exact:
         setup = set_up(
             forward, layouts, self.subject.named, self.buffers,
             target=loss_directions(request, forward), plain=request.root is None,
-            use_head=self.use_head, spectra=True,
+            use_head=self.use_head, needs=request.needs,
         )  # fmt: skip
-        asked = Asked(request.adaptive, request.exact_untied)
-        return all_columns(setup, exact_rows(setup), asked)
+        return all_columns(setup, exact_rows(setup), request.needs, request.exact_untied)
 
 
 def loss_directions(request: Request, forward: Forward) -> Tensor | None:

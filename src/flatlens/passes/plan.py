@@ -17,6 +17,16 @@ from flatlens.capture.layout import Layout
 from flatlens.capture.recording import Call, Copies, Lookup
 from flatlens.passes.forward import Forward, Named
 from flatlens.passes.independence import Layouts, NeedsSinglesError
+from flatlens.passes.needs import (
+    AT_THE_FIRST_LAYER,
+    BACK_TO_PARAMETERS,
+    BESIDE_LAYERS,
+    BYPASS,
+    LAYER_SPECTRA,
+    LAYER_TOPS,
+    THROUGH,
+    WITHOUT_LAYERS,
+)
 
 RowPlace = tuple[Layout | None, int]  # layout, and entries per sample
 
@@ -26,9 +36,9 @@ class LayerEdges:
     """Where the derivatives of one call arrive.
 
     Attributes:
-        total: edge number of A, the derivative by the tensor that enters the layer.
-        through: edge number of B, the derivative through the layer alone; equal to ``total``
-            where nothing else reads the tensor.
+        total: edge number of A, the derivative by the tensor that enters the layer, or -1.
+        through: edge number of B, the derivative through the layer alone, or -1; equal to
+            ``total`` where nothing else reads the tensor. -1 means that it was not asked for.
         reads_input: whether the tensor is the network's input, up to a reshape or permutation.
         beside_input: whether something else reads the input.
         input: edge number of the input that the tensor is a reshape of, or -1.
@@ -71,8 +81,8 @@ class ChunkPlan:
         edges: what is asked of autograd.
         kept_rows: layout and size of the rows that are kept, by edge number.
         inputs: edge numbers of the network's input; empty where no derivative by it is asked for.
-        outs: edge numbers of df/dz of each call.
-        layers: where A and B of each call arrive; empty where no spectra are asked for.
+        outs: edge numbers of df/dz of each call; empty where no parameter is asked for.
+        layers: where A and B of each call arrive; empty where no layer is asked for.
         parameters: how each parameter is measured.
     """
 
@@ -136,8 +146,8 @@ def plan_chunk(
     calls: list[Call],
     layouts: list[Layout | None],
     named: Named,
+    needs: frozenset[str],
     *,
-    spectra: bool,
     inputs: bool,
 ) -> ChunkPlan:
     """Plan the edges of one chunk.
@@ -147,7 +157,7 @@ def plan_chunk(
         calls: the calls that reach the output.
         layouts: their layouts.
         named: all parameters.
-        spectra: whether A and B of each call are asked for.
+        needs: what is asked for.
         inputs: whether the derivative by the network's input is asked for.
 
     Raises:
@@ -156,13 +166,17 @@ def plan_chunk(
     edges = EdgeList()
     pairs = zip(forward.edges, forward.fed, strict=True) if inputs else ()
     input_numbers = [edges.keep(edge, Layout(), t[0].numel()) for edge, t in pairs]
-    outs = [edges.ask(call.out) for call in calls]
+    to_parameters = bool(needs & BACK_TO_PARAMETERS)
+    outs = [edges.ask(call.out) for call in calls] if to_parameters else []
     layers = []
-    if spectra:
+    if not needs <= WITHOUT_LAYERS:
         for call, layout in zip(calls, layouts, strict=True):
             entries = call.x.numel() // len(forward.f)
-            layers.append(_layer_edges(call, layout, entries, edges, forward.graph, input_numbers))
-    parameters = _plan_parameters(forward, calls, named, edges)
+            layers.append(_layer_edges(call, layout, entries, edges, forward, needs))
+    if to_parameters:
+        parameters = _plan_parameters(forward, calls, named, edges, len(forward.f))
+    else:  # their paths are told, but no derivative arrives there
+        parameters = _plan_parameters(forward, calls, named, EdgeList(), 1)
     return ChunkPlan(
         calls, layouts, edges.edges, edges.kept_rows, input_numbers, outs, layers, parameters
     )
@@ -173,31 +187,43 @@ def _layer_edges(
     layout: Layout | None,
     entries: int,
     edges: EdgeList,
-    graph: Graph,
-    inputs: list[int],
+    forward: Forward,
+    needs: frozenset[str],
 ) -> LayerEdges:
-    """Plan A and B of one call; B is asked for only where it can differ from A."""
+    """Plan A and B of one call; each is asked for only where something needs it.
+
+    B is a question of its own only where it can differ from A.
+    """
+    graph, every_layer = forward.graph, bool(needs & {LAYER_TOPS, LAYER_SPECTRA, THROUGH})
+    inputs_kept = edges.number(forward.edges[0]) >= 0 if forward.edges else False
     if call.total is None:
-        number = edges.keep(call.through, layout, entries)
+        number = edges.keep(call.through, layout, entries) if every_layer else -1
         return LayerEdges(number, number, False, False, -1)
     read_once = graph.read_once(call.total)
-    ends = {(edges.edges[k].node, edges.edges[k].output_nr) for k in inputs}
-    below, below_read_once, reordered = graph.below_views(call.total, ends)
-    source = edges.number(below)
-    reads_input = source in inputs
-    shared = reads_input and read_once and below_read_once and not reordered
-    total_edge = below if shared else call.total
-    total = edges.keep(total_edge, layout, entries)
-    through = total if read_once else edges.keep(call.through, layout, entries)
-    beside = reads_input and (not below_read_once or len(inputs) > 1)
-    return LayerEdges(total, through, reads_input, beside, source if reads_input else -1)
+    ends = [(edge.node, edge.output_nr) for edge in forward.edges]
+    below, below_read_once, reordered = graph.below_views(call.total, set(ends))
+    reads_input = (below.node, below.output_nr) in ends
+    beside = reads_input and (not below_read_once or len(ends) > 1)
+    at_the_input = reads_input and bool(needs & AT_THE_FIRST_LAYER)
+    off_the_layer = not read_once and bool(needs & BESIDE_LAYERS)
+    total = through = -1
+    if every_layer or at_the_input or off_the_layer or (beside and inputs_kept and BYPASS in needs):
+        shared = reads_input and read_once and below_read_once and not reordered
+        if shared:  # the samples lie as they do in the network's input
+            total = edges.keep(below, Layout(), entries)
+        else:
+            total = edges.keep(call.total, layout, entries)
+        through = total if read_once else -1
+    if not read_once and (off_the_layer or at_the_input):
+        through = edges.keep(call.through, layout, entries)
+    return LayerEdges(total, through, reads_input, beside, edges.number(below))
 
 
 def _plan_parameters(
-    forward: Forward, calls: list[Call], named: Named, edges: EdgeList
+    forward: Forward, calls: list[Call], named: Named, edges: EdgeList, batch: int
 ) -> ParameterPlan:
     """Choose each parameter's path; a parameter whose uses are not all seen goes the slow way."""
-    nodes, batch = forward.graph.nodes, len(forward.f)
+    nodes = forward.graph.nodes
     copies = [c for c in forward.recording.copies if c.edge.node in nodes]
     lookups = [t for t in forward.recording.lookups if t.edge.node in nodes]
     plan = ParameterPlan(trainable={id(p): name for name, p in named if p.requires_grad})

@@ -20,8 +20,6 @@ class Positions:
     Attributes:
         layer: the kind of layer, which knows how its tensors look in the weight-sharing format.
         W: the weight, [g, o, i].
-        u: the patches, [b, g, i, T].
-        T: number of positions.
         outputs: number of rows df_v/dz.
     """
 
@@ -36,16 +34,28 @@ class Positions:
     ) -> None:
         self.layer, self.layout, self.batch, self.outputs = call.layer, layout, batch, outputs
         self.W = call.layer.matrix
-        self.u = call.layer.patches(
-            call.x, layout, batch, lambda shape: buffers.get(("u", place), shape, call.x)
-        )
-        self.T = self.u.shape[-1]
-        self._buffers, self._place = buffers, place
+        self._x, self._buffers, self._place = call.x, buffers, place
+        self._u: Tensor | None = None
         self._store: Tensor | None = None
         self._power: Tensor | None = None
         self._bias_sums: Tensor | None = None  # where the rows do not hold the bias's derivative
         self._J2: Tensor | None = None
         self._u2: Tensor | None = None
+
+    @property
+    def u(self) -> Float[Tensor, "b g i T"]:
+        """The patches. A convolution's are gathered when they are first read."""
+        if self._u is None:
+            place, like = ("u", self._place), self._x
+            self._u = self.layer.patches(
+                like, self.layout, self.batch, lambda shape: self._buffers.get(place, shape, like)
+            )
+        return self._u
+
+    @property
+    def T(self) -> int:
+        """Number of positions."""
+        return self.u.shape[-1]
 
     def begin(self, outputs: int) -> None:
         """Forget all rows; others follow."""
@@ -86,7 +96,7 @@ class Positions:
     def widen(self) -> None:
         """Go on in float64."""
         self._power = self._J2 = self._u2 = None
-        self._store, self.u, self.W = self.store.double(), self.u.double(), self.W.double()
+        self._store, self._u, self.W = self.store.double(), self.u.double(), self.W.double()
         self._bias_sums = None if self._bias_sums is None else self._bias_sums.double()
 
     @property

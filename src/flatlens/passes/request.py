@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flatlens.errors import FlatlensError
 from flatlens.losses import Loss, RootProducts
+from flatlens.passes.needs import EVERYTHING, JACOBIANS, WITHOUT_LAYERS, with_implied
 
 Method = Literal["exact", "sketch", "auto"]
 NORMS = ("operator", "kernel", "frobenius")
@@ -98,8 +99,7 @@ class Request:
         memory: bytes that the pass may use beyond the model and its inputs.
         root: root R of the Hessian of a loss, where R^T f is measured in place of f.
         weight_norm: which norm is ``LayerProbe.norm``.
-        sharpness_alone: whether only the sharpness is asked for.
-        adaptive: whether adaptive sharpness is asked for.
+        needs: what the pass must compute, as named in ``passes.needs``. It computes no more.
         exact_untied: whether ||D^-1 C||_2 is asked for.
         budget: seconds that an exact pass may take under "auto".
         sketch: how a sketch estimates.
@@ -111,8 +111,7 @@ class Request:
     memory: int | None = None
     root: Root | None = None
     weight_norm: str = "operator"
-    sharpness_alone: bool = False
-    adaptive: bool = True
+    needs: frozenset[str] = EVERYTHING
     exact_untied: bool = False
     budget: float | None = None
     sketch: SketchOptions = field(default_factory=SketchOptions)
@@ -127,3 +126,19 @@ class Request:
             raise FlatlensError(f"chunk={self.chunk} is not a number of samples; give 1 or more")
         if isinstance(self.inputs, str):
             raise FlatlensError(f"inputs={self.inputs!r} is one name; give a list of names")
+        object.__setattr__(self, "needs", with_implied(self.needs))
+
+    @property
+    def needs_layers(self) -> bool:
+        """Whether something is asked of single layers."""
+        return not self.needs <= WITHOUT_LAYERS
+
+    @property
+    def norms_are_enough(self) -> bool:
+        """Whether only norms of df/dz are needed, so that a dense layer need not store it."""
+        return not self.needs & JACOBIANS and not self.exact_untied
+
+    @property
+    def asked(self) -> tuple[str, ...] | None:
+        """What was asked for, as ``Probe.asked``; None where that is everything."""
+        return None if self.needs == EVERYTHING else tuple(sorted(self.needs))

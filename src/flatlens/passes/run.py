@@ -28,8 +28,10 @@ from flatlens.passes.choice import Choice, choose
 from flatlens.passes.columns import ChunkColumns, ColumnTable
 from flatlens.passes.exact import Exact
 from flatlens.passes.forward import Forward, Subject
+from flatlens.passes.gradient_norms import GradientNorms
 from flatlens.passes.independence import Layouts, NeedsSinglesError, check_subset
 from flatlens.passes.input_choice import InputChoice, choose_inputs
+from flatlens.passes.needs import CHAIN, WEIGHT_NORMS
 from flatlens.passes.plan import reaching_calls
 from flatlens.passes.precision import (
     NeedsFloat64Error,
@@ -39,7 +41,6 @@ from flatlens.passes.precision import (
     small_derivatives,
 )
 from flatlens.passes.request import Request
-from flatlens.passes.sharpness_only import SharpnessOnly
 from flatlens.passes.sketch import ExactIsCheaperError, SketchStrategy, plain_kernels
 from flatlens.probes import Probe
 
@@ -146,7 +147,7 @@ class _Pass:
         self.inputs: InputChoice | None = None
         self.arrangement: Arrangement | None = None
         self.strategy: Strategy | None = None
-        self.table = ColumnTable(subject)
+        self.table = ColumnTable(subject, WEIGHT_NORMS in request.needs)
         self.buffers = Buffers()
         self.M = 0
         self.chain: Chain | None = None
@@ -248,8 +249,9 @@ class _Pass:
             return self.make_strategy(self.subject, self.request, self.buffers, choice)
         if choice.method == "sketch":
             return SketchStrategy(self.subject, self.request, self.buffers, choice.products)
-        if choice.method == "sharpness_only":
-            return SharpnessOnly(self.subject, self.request, self.buffers, choice.rows_at_once)
+        if choice.method == "gradient_norms":
+            at_once = choice.rows_at_once
+            return GradientNorms(self.subject, self.request, self.buffers, at_once)
         return Exact(self.subject, self.request, self.buffers)
 
     def _one_at_a_time(self, why: str) -> None:
@@ -285,8 +287,8 @@ class _Pass:
 
     def _chain(self, forward: Forward, layouts: Layouts) -> Chain | None:
         """See whether the network is a chain of layers and Lipschitz maps."""
-        if self.request.root is not None or self.request.sharpness_alone:
-            return None  # of R^T f nothing is known, and S alone needs no chain
+        if self.request.root is not None or CHAIN not in self.request.needs:
+            return None  # of R^T f nothing is known
         calls, _ = reaching_calls(forward, layouts)
         return find_chain(forward.f, forward.graph, forward.edges, calls)
 
@@ -318,7 +320,8 @@ class _Pass:
         assert self.inputs is not None
         if missing := probe.why_not_every_layer:
             self.notes.append(f"{missing}: NMLS and the sums over layers leave it out")
-        probe = replace(probe, inputs=self.inputs.names, chain=self.chain)
+        asked = self.request.asked
+        probe = replace(probe, inputs=self.inputs.names, chain=self.chain, asked=asked)
         probe = probe.with_notes(*self.notes)
         if isinstance(self.strategy, SketchStrategy):
             return self.strategy.with_errors(probe)

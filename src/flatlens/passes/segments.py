@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flatlens.probes import (
     REQUIRED,
+    UNKNOWN_VALUES,
     Array,
     FirstLayerProbe,
     InputProbe,
@@ -142,8 +143,11 @@ def complete(owner: str, arrays: dict[str, Array], n: int) -> dict[str, Any]:
         missing = declaration.missing
         if missing == REQUIRED:
             raise AssertionError(f"the pass did not measure the column {name} of {owner}")
-        if isinstance(missing, str):
+        if missing == UNKNOWN_VALUES:
+            filled[name] = np.full((n, 1), np.nan)
+        elif isinstance(missing, str):
             filled[name] = filled[missing]
         else:
-            filled[name] = None if missing is None else np.full(n, missing)
+            kind = np.int64 if name in WHOLE_NUMBERS else np.float64
+            filled[name] = None if missing is None else np.full(n, missing, kind)
     return filled

@@ -30,7 +30,17 @@ from flatlens.passes.derivative_rows import Setup, collect, set_up
 from flatlens.passes.directions import SampleStreams, Signs
 from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.independence import Layouts
-from flatlens.passes.layer_columns import Asked, all_columns
+from flatlens.passes.layer_columns import all_columns
+from flatlens.passes.needs import (
+    BACK_TO_PARAMETERS,
+    BESIDE_LAYERS,
+    GRADIENTS,
+    INPUT_INVARIANT,
+    INPUT_TOP,
+    LAYER_SPECTRA,
+    LAYER_TOPS,
+    PATCH_RANKS,
+)
 from flatlens.passes.request import Request
 from flatlens.passes.segments import Key
 from flatlens.passes.sketched_spectra import SpectrumFinder
@@ -38,6 +48,9 @@ from flatlens.passes.standard_errors import Replicates, layer_errors, network_er
 from flatlens.probes import Probe, Sketch
 
 MAX_DIRECTIONS = 4096
+# These are means or maxima over random directions; the others need one product or none.
+OVER_DIRECTIONS = BACK_TO_PARAMETERS | BESIDE_LAYERS | {INPUT_INVARIANT, LAYER_SPECTRA}
+BY_LANCZOS = frozenset({INPUT_TOP, LAYER_TOPS})
 
 
 class ExactIsCheaperError(Exception):
@@ -70,6 +83,7 @@ class SketchStrategy:
 
     def __init__(self, subject: Subject, request: Request, buffers: Buffers, products: int) -> None:
         self.subject, self.request, self.buffers = subject, request, buffers
+        self.needs = _needs_of_a_sketch(request)
         self.products = products
         self.streams = SampleStreams(request.sketch.seed)
         self.replicates: list[Replicates] = []  # one per chunk
@@ -85,11 +99,13 @@ class SketchStrategy:
         """Estimate the samples of one forward pass."""
         setup, signs = self.set_up(inputs, forward, layouts)
         chunk = self.means(setup, signs)
-        spectra = SpectrumFinder(setup, signs, self.request.sketch)
-        self.spread += float(spectra.spread.sum())
-        self.converged = self.converged and spectra.converged
         columns = {k: v for k, v in chunk.columns.items() if over_directions(k) != "spectrum"}
-        return replace(chunk, columns=columns | spectra.columns)
+        if self.needs & BY_LANCZOS:
+            spectra = SpectrumFinder(setup, signs, self.request.sketch, self.needs)
+            self.spread += float(spectra.spread.sum())
+            self.converged = self.converged and spectra.converged
+            columns |= spectra.columns
+        return replace(chunk, columns=columns)
 
     def set_up(self, inputs: Inputs, forward: Forward, layouts: Layouts) -> tuple[Setup, Signs]:
         """Plan a chunk for one direction at a time, and draw from every sample's own stream."""
@@ -97,7 +113,7 @@ class SketchStrategy:
         setup = set_up(
             forward, layouts, self.subject.named, self.buffers,
             target=f.new_empty(len(f), 1, f.shape[1]), plain=self.request.root is None,
-            use_head=False, spectra=True,
+            use_head=False, needs=self.needs,
         )  # fmt: skip
         root = self.request.root
         products = None if root is None else root.products(f.detach(), forward.samples)
@@ -108,13 +124,18 @@ class SketchStrategy:
 
     def means(self, setup: Setup, signs: Signs) -> ChunkColumns:
         """Average over directions; sums over samples are remembered by direction."""
-        replicates, sums = Replicates(), _Sums()
+        replicates, sums, needs = Replicates(), _Sums(), self.needs
         at_a_time = self.request.sketch.directions
         while True:
             for _ in range(at_a_time):
-                chunk = _one_direction(setup, signs.to_outputs(signs.next()).unsqueeze(1))
+                direction = signs.to_outputs(signs.next()).unsqueeze(1)
+                chunk = _one_direction(setup, direction, needs)
+                needs -= {PATCH_RANKS}  # they do not depend on the direction
                 sums.add(chunk)
                 replicates.add(chunk.columns)
+                if not needs & OVER_DIRECTIONS:
+                    signs.skip(at_a_time - 1)  # Lanczos starts from the same numbers as always
+                    break
             wanted = self._directions_needed(replicates)
             if wanted >= self.products and not self.replicates:
                 raise ExactIsCheaperError(round(wanted))
@@ -152,21 +173,36 @@ class SketchStrategy:
     def with_errors(self, probe: Probe) -> Probe:
         """Add the standard errors of what was estimated."""
         notes, options = [], self.request.sketch
-        errors = network_errors(probe, self.replicates, self.spread)
-        if options.rtol is not None and errors["sharpness"] > options.rtol * sharpness(probe):
+        errors = network_errors(probe, self.replicates, self.spread, self.needs)
+        S = float(sharpness.samples(probe).mean())
+        if options.rtol is not None and errors["sharpness"] > options.rtol * S:
             notes.append(f"rtol={options.rtol} was not met within {self.limit} directions")
         if not self.converged:
             notes.append(
                 f"Lanczos did not meet tolerance={options.tolerance} in "
                 f"{sketched_spectra.MAX_STEPS} steps: largest singular values are lower ends"
             )
-        directions = min(r.count for r in self.replicates)
+        directions = options.directions
+        if self.needs & OVER_DIRECTIONS:
+            directions = min(r.count for r in self.replicates)
         layers = layer_errors(probe, self.replicates)
         result = Sketch(directions, options.seed, errors, layers, self.converged)
         return replace(probe, sketch=result).with_notes(*notes)
 
 
-def _one_direction(setup: Setup, direction: Tensor) -> ChunkColumns:
+def _needs_of_a_sketch(request: Request) -> frozenset[str]:
+    """What a sketch computes for a request.
+
+    A relative error is one of the sharpness. Random numbers are drawn for the input before they are
+    for layers, whose first one often is at the input.
+    """
+    needs = request.needs
+    if request.sketch.rtol is not None:
+        needs |= {GRADIENTS}
+    return needs | {INPUT_TOP} if LAYER_TOPS in needs else needs
+
+
+def _one_direction(setup: Setup, direction: Tensor, needs: frozenset[str]) -> ChunkColumns:
     """The columns of one random direction, [b, 1, N]: those of a network with that one output."""
     for positions in setup.positions:
         positions.begin(1)
@@ -175,10 +211,11 @@ def _one_direction(setup: Setup, direction: Tensor) -> ChunkColumns:
         setup.positions[call].take(v, grad)
 
     rows_by_edge = collect(setup, direction, range(1), True, take)
-    chunk = all_columns(setup, rows_by_edge, Asked())
-    for i in range(len(setup.positions)):  # of one row, the singular value is the norm
-        norm = chunk.columns["layer", i, "singular"][:, 0]
-        chunk.columns["layer", i, "energy"] = norm.square()
+    chunk = all_columns(setup, rows_by_edge, needs)
+    if LAYER_SPECTRA in needs:
+        for i in range(len(setup.positions)):  # of one row, the singular value is the norm
+            norm = chunk.columns["layer", i, "singular"][:, 0]
+            chunk.columns["layer", i, "energy"] = norm.square()
     return chunk
 
 

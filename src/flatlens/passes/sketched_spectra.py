@@ -23,6 +23,7 @@ from flatlens.capture.layout import Layout, split
 from flatlens.errors import FlatlensError, first_line
 from flatlens.passes.derivative_rows import Setup
 from flatlens.passes.directions import Signs
+from flatlens.passes.needs import INPUT_SPECTRUM, LAYER_SPECTRA, LAYER_TOPS, THROUGH
 from flatlens.passes.request import SketchOptions
 from flatlens.passes.segments import Key
 
@@ -39,13 +40,16 @@ class SpectrumFinder:
         converged: whether every largest singular value met the tolerance.
     """
 
-    def __init__(self, setup: Setup, signs: Signs, options: SketchOptions) -> None:
-        self.setup, self.signs, self.options = setup, signs, options
+    def __init__(
+        self, setup: Setup, signs: Signs, options: SketchOptions, needs: frozenset[str]
+    ) -> None:
+        self.setup, self.signs, self.options, self.needs = setup, signs, options, needs
         self.converged = True
+        at_layers = options.layers and LAYER_TOPS in needs
         v0 = signs.to_outputs(signs.next()).requires_grad_()
         plan = setup.plan
         with needs_second_derivative(), torch.enable_grad():
-            wanted = range(len(plan.edges)) if options.layers else plan.inputs
+            wanted = range(len(plan.edges)) if at_layers else plan.inputs
             edges = [plan.edges[k] for k in wanted]
             grads = torch.autograd.grad(setup.f, edges, v0, create_graph=True, allow_unused=True)
         self._backs = dict(zip(wanted, grads, strict=True))
@@ -53,25 +57,36 @@ class SpectrumFinder:
         self._by_edges: dict[tuple[int, ...], dict[str, Tensor]] = {}
         self.columns: dict[Key, Tensor] = {}
         moments = options.directions if options.layers else 0
-        at_input = dict(self._look(plan.inputs, moments))
+        at_input = dict(self._look(plan.inputs, moments, INPUT_SPECTRUM in needs))
         self.spread = at_input.pop("spread")
         self.columns |= {("input", name): values for name, values in at_input.items()}
-        for i in range(len(plan.layers)):
-            self._look_at_layer(i)
+        if LAYER_TOPS in needs:
+            for i in range(len(plan.layers)):
+                self._look_at_layer(i)
 
-    def _look_at_layer(self, i: int) -> None:
-        q = self.setup.plan.layers[i]
-        for name, values in self._look([q.total], LAYER_MOMENTS).items():
-            if name != "spread":
-                self.columns["layer", i, name] = values
-        if q.total != q.through:
-            B = self._look([q.through], LAYER_MOMENTS)
-            self.columns["layer", i, "singular_through"] = B["singular"]
-            self.columns["layer", i, "rank_through"] = B["rank"]
-            self.columns["layer", i, "gap_norm"] = torch.full_like(B["dimension"], torch.nan)
+    def _look_at_layer(self, call: int) -> None:
+        q, whole = self.setup.plan.layers[call], LAYER_SPECTRA in self.needs
+        columns = dict(self._look([q.total], LAYER_MOMENTS, whole))
+        del columns["spread"]
+        if THROUGH in self.needs and q.total != q.through:
+            B = self._look([q.through], LAYER_MOMENTS, whole)
+            columns |= {"singular_through": B["singular"], "rank_through": B["rank"]}
+            columns["gap_norm"] = torch.full_like(B["dimension"], torch.nan)
+        if THROUGH not in self.needs:
+            columns["singular_through"] = torch.full_like(columns["singular"], torch.nan)
+            columns["gap_norm"] = torch.full_like(columns["dimension"], torch.nan)
+            if q.total != q.through and self.options.layers:
+                self.signs.skip(1 + LAYER_MOMENTS)
+        self.columns |= {("layer", call, name): values for name, values in columns.items()}
 
-    def _look(self, edges: list[int], moments: int) -> dict[str, Tensor]:
-        """Look at the derivative at some edges, once."""
+    def _look(self, edges: list[int], moments: int, whole: bool) -> dict[str, Tensor]:
+        """Look at the derivative at some edges, once.
+
+        Args:
+            edges: the numbers of the edges.
+            moments: random directions for the participation ratio.
+            whole: whether the ratio is asked for; else its directions are only drawn.
+        """
         key, plan = tuple(edges), self.setup.plan
         if key not in self._by_edges:
             shape = self.signs.width, sum(plan.kept_rows[k][1] for k in edges)
@@ -79,7 +94,9 @@ class SpectrumFinder:
                 gram = GramProduct(self.setup, edges, self._backs, self._v0, self.signs)
                 options = self.options
                 top = options.top if edges == plan.inputs else options.layer_top
-                self._by_edges[key] = self._spectrum(gram, shape, min(top, *shape), moments)
+                count = moments if whole else 0
+                self._by_edges[key] = self._spectrum(gram, shape, min(top, *shape), count)
+                self.signs.skip(moments - count)
             else:
                 self._by_edges[key] = _unknown(self.setup.batch, min(shape), self._v0.device)
         return self._by_edges[key]

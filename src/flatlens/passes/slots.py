@@ -23,6 +23,8 @@ from flatlens.passes.forward import Subject
 from flatlens.passes.names import layer_name
 from flatlens.probes import Array
 
+NOT_ASKED = WeightNorms(*[float("nan")] * 3)
+
 
 @dataclass(frozen=True)
 class LayerFacts:
@@ -63,6 +65,7 @@ class Slot:
     Attributes:
         name: its name in ``Probe.layers``.
         owned: whether the weight is a parameter or a buffer, and not computed.
+        weight_norms: whether the norms of its weight are asked for.
         layer: the layer as the first of its samples used it.
         parameter: what its weight is, up to a reshape or permutation.
         positions: the largest number of positions of any sample.
@@ -71,8 +74,8 @@ class Slot:
         spans: the samples that use it.
     """
 
-    def __init__(self, name: str, owned: bool, facts: LayerFacts) -> None:
-        self.name, self.owned = name, owned
+    def __init__(self, name: str, owned: bool, facts: LayerFacts, weight_norms: bool) -> None:
+        self.name, self.owned, self.weight_norms = name, owned, weight_norms
         layer = facts.layer
         self.parameter = facts.parameter
         # The graph behind a computed weight is not needed any more.
@@ -101,7 +104,7 @@ class Slot:
             or layer.weight is self.layer.weight
             or torch.equal(layer.weight.detach(), self.layer.weight)
         )
-        norms = None if same else weight_norms(layer)
+        norms = None if same else self._norms_of(layer)
         self.spans.append(Span(start, samples, facts.M, norms))
 
     @property
@@ -124,7 +127,7 @@ class Slot:
         """Columns of what differs from sample to sample: norms of the weight, and entries."""
         columns: dict[str, Array] = {}
         each = self._each_norm()
-        if any(norms != each[0] for norms in each):
+        if any(norms is not each[0] and norms != each[0] for norms in each):
             sources = {f"{k}_i": k for k in ("operator", "kernel", "frobenius", "slack")}
             for name, source in {**sources, "norm_i": weight_norm}.items():
                 columns[name] = self._filled(n, [getattr(norms, source) for norms in each])
@@ -134,8 +137,11 @@ class Slot:
         return columns
 
     def _each_norm(self) -> list[WeightNorms]:
-        remembered = weight_norms(self.layer)
+        remembered = self._norms_of(self.layer)
         return [remembered if span.norms is None else span.norms for span in self.spans]
+
+    def _norms_of(self, layer: Layer) -> WeightNorms:
+        return weight_norms(layer) if self.weight_norms else NOT_ASKED
 
     def _filled(self, n: int, values: list[float] | list[int]) -> Array:
         """One value for every sample from one of every span; 0 for samples without the slot."""
@@ -148,8 +154,8 @@ class Slot:
 class Slots:
     """All slots so far, in the order in which samples first used them."""
 
-    def __init__(self, subject: Subject) -> None:
-        self.subject = subject
+    def __init__(self, subject: Subject, weight_norms: bool = True) -> None:
+        self.subject, self.weight_norms = subject, weight_norms
         self.all: list[Slot] = []
         owned = [*subject.named, *subject.model.named_buffers()]
         self._owned = {id(t): name for name, t in owned}
@@ -192,4 +198,4 @@ class Slots:
         self._names[name] += 1
         number = self._names[name]
         owned = id(facts.parameter) in self._owned
-        return Slot(name if number == 1 else f"{name}#{number}", owned, facts)
+        return Slot(name if number == 1 else f"{name}#{number}", owned, facts, self.weight_norms)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from flatlens.algebra.student import log_scale_error
-from flatlens.metrics import matrix_normalized_sharpness
+from flatlens.metrics import METRICS, matrix_normalized_sharpness
 from flatlens.passes.columns import by_slot, over_directions
+from flatlens.passes.needs import INPUT_SPECTRUM
 from flatlens.passes.segments import Key
 from flatlens.per_sample import norm_per_sample, used_by
 from flatlens.probes import Probe
@@ -65,13 +66,16 @@ class Replicates:
         return torch.stack([torch.stack(self._series[key]) for key in keys]).sum(0)
 
 
-def network_errors(p: Probe, replicates: Sequence[Replicates], spread: float) -> dict[str, float]:
-    """Standard errors of the network's quantities.
+def network_errors(
+    p: Probe, replicates: Sequence[Replicates], spread: float, needs: frozenset[str]
+) -> dict[str, float]:
+    """Standard errors of the network's quantities that were asked for.
 
     Args:
         p: the probe.
         replicates: one per chunk.
         spread: summed squared standard errors of the samples' participation ratios.
+        needs: what the pass was asked for.
     """
     layers = range(len(p.layers))
     sums: dict[str, list[Key]] = {
@@ -83,11 +87,15 @@ def network_errors(p: Probe, replicates: Sequence[Replicates], spread: float) ->
         "input_invariant_mls": [("input", "invariant")],
     }
     errors = {
-        name: _mean_error(dict.fromkeys(keys, 1.0), replicates, p.n) for name, keys in sums.items()
+        name: _mean_error(dict.fromkeys(keys, 1.0), replicates, p.n)
+        for name, keys in sums.items()
+        if METRICS[name].needs <= needs
     }
-    plain, value = _normalized_error(p, replicates), matrix_normalized_sharpness(p)
-    errors["matrix_normalized_sharpness"] = log_scale_error(value, plain, _fewest(replicates))
-    errors["local_dimension"] = spread**0.5 / p.n
+    if matrix_normalized_sharpness.needs <= needs:
+        plain, value = _normalized_error(p, replicates), matrix_normalized_sharpness(p)
+        errors["matrix_normalized_sharpness"] = log_scale_error(value, plain, _fewest(replicates))
+    if INPUT_SPECTRUM in needs:
+        errors["local_dimension"] = spread**0.5 / p.n
     return errors
 
 
@@ -100,10 +108,13 @@ def layer_errors(p: Probe, replicates: Sequence[Replicates]) -> list[dict[str, f
     }
     return [
         {
-            name: _mean_error({("layer", i, column): 1.0 for column in summed}, replicates, users)
+            name: _mean_error(
+                {("layer", i, column): 1.0 for column in summed}, replicates, int(used_by(q).sum())
+            )
             for name, summed in columns.items()
+            if not np.isnan(getattr(q, summed[0])).all()
         }
-        for i, users in enumerate(int(used_by(q).sum()) for q in p.layers)
+        for i, q in enumerate(p.layers)
     ]
 
 

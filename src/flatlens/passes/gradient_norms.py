@@ -1,8 +1,10 @@
-"""Measure the sharpness alone: no product reaches the input, no spectra, norms or inequalities.
+"""Measure gradient norms of parameters and derivatives by inputs, and nothing of df/dz itself.
 
-Products come a few at a time, so that memory does not grow with the outputs. The gradient norm of a
+This is enough for the sharpness, for all spectra and for the headline set. The gradient norm of a
 weight at few positions follows from two Gram matrices over positions, and its gradient is never
-formed. A dense layer keeps only the norms of its rows.
+formed. A dense layer keeps only the norms of its rows. Where the sharpness alone is asked for no
+product reaches the input, and products come a few at a time, so that memory does not grow with the
+outputs.
 """
 
 from __future__ import annotations
@@ -32,18 +34,21 @@ from flatlens.passes.exact import loss_directions
 from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.head import mixed_rows
 from flatlens.passes.independence import Layouts
+from flatlens.passes.needs import GRADIENTS
 from flatlens.passes.request import Request
 from flatlens.passes.segments import Key
+from flatlens.passes.spectral_columns import SpectralColumns
 
 
-class SharpnessOnly:
-    """The strategy for ||df/dp||_F^2 of every parameter and nothing else.
+class GradientNorms:
+    """The strategy for ||df/dp||_F^2 of every parameter, and for derivatives by inputs.
 
     Args:
         subject: the network.
         request: what is asked for.
         buffers: memory for the rows.
-        rows_at_once: products whose rows are kept at a time.
+        rows_at_once: products whose rows are kept at a time, where no derivative by an input is
+            asked for. Spectra take the rows of all products.
     """
 
     def __init__(
@@ -67,41 +72,59 @@ class SharpnessOnly:
             return self._measure(again, layouts)
 
     def _measure(self, forward: Forward, layouts: Layouts) -> ChunkColumns:
+        needs = self.request.needs
         setup = set_up(
             forward, layouts, self.subject.named, self.buffers,
             target=loss_directions(self.request, forward), plain=self.request.root is None,
-            use_head=self.use_head, spectra=False,
+            use_head=self.use_head, needs=needs,
         )  # fmt: skip
-        grads = _gradient_norms(setup, self.rows_at_once)
-        nothing = setup.f.new_zeros(setup.batch, dtype=torch.float64)
+        at_once = self.rows_at_once if needs == {GRADIENTS} else setup.count
+        rows_by_edge, grads = _measured(setup, at_once, GRADIENTS in needs)
         columns: dict[Key, Tensor] = {("output",): setup.f.detach()}
-        for name, _ in setup.named:
-            columns["parameter", name, "grad"] = grads.get(name, nothing)
-        paths = setup.plan.parameters.paths
-        return ChunkColumns([], paths, columns, unmeasured=setup.unmeasured)
+        if GRADIENTS in needs:
+            nothing = setup.f.new_zeros(setup.batch, dtype=torch.float64)
+            for name, _ in setup.named:
+                columns["parameter", name, "grad"] = grads.get(name, nothing)
+        spectral = SpectralColumns(setup, rows_by_edge, needs)
+        spectral.check_finite()
+        columns |= spectral.input_columns()
+        for i in range(len(setup.plan.layers)):
+            layer = spectral.layer_columns(i)
+            columns |= {("layer", i, name): values for name, values in layer.items()}
+        first_call, paths = spectral.first_call, setup.plan.parameters.paths
+        first_weight = None if first_call is None else setup.positions[first_call].W
+        return ChunkColumns(
+            spectral.all_facts(), paths, columns,
+            first_weight=first_weight, unmeasured=setup.unmeasured,
+        )  # fmt: skip
 
 
-def _gradient_norms(setup: Setup, rows_at_once: int) -> dict[str, Tensor]:
-    """||df/dp||_F^2 of each parameter, from all products, some at a time."""
+def _measured(setup: Setup, rows_at_once: int, gradients: bool) -> tuple[Rows, dict[str, Tensor]]:
+    """The rows of the last products, and ||df/dp||_F^2 of each parameter from all of them.
+
+    Without ``gradients`` no derivative arrives at a parameter, and none is returned.
+    """
     head = setup.head
     direct = setup.f.new_zeros(()) if head is None else direct_mixture(setup)
     mixed = torch.zeros_like(direct)
     if setup.products.batched:
         rows_at_once = max(rows_at_once, tuning.BATCHED_ROWS // setup.batch)
-    sizes = _dense_sizes(setup)
+    sizes = _dense_sizes(setup) if gradients else {}
     grads: dict[str, Tensor] = {}
+    rows_by_edge: Rows = {}
     for start in range(0, setup.count, rows_at_once):
         span = range(start, min(start + rows_at_once, setup.count))
         rows_by_edge = _span_rows(setup, span, sizes)
         if head is not None:
             A = side_by_side([rows_by_edge[k] for k in setup.plan.inputs])
             mixed += mixed_rows(head, A, start)
-        for name, grad in _from_rows(setup, rows_by_edge, sizes).items():
-            grads[name] = grads[name] + grad if name in grads else grad
+        if gradients:
+            for name, grad in _from_rows(setup, rows_by_edge, sizes).items():
+                grads[name] = grads[name] + grad if name in grads else grad
     if head is not None:
         check_head(direct, mixed)
         sizes[head.call] = norms(head.jacobian)
-    return grads | _from_sizes(setup, sizes)
+    return rows_by_edge, grads | _from_sizes(setup, sizes) if gradients else {}
 
 
 def _dense_sizes(setup: Setup) -> dict[int, Tensor]:

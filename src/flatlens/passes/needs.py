@@ -1,0 +1,73 @@
+"""What a pass can be asked for, by name.
+
+Every quantity and every inequality declares the names that it needs, once. A pass computes the
+union of what was asked for and nothing else. It is decided before the first chunk, in
+``Request.needs``. The names are phrases, so that a message can say what was not asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+GRADIENTS = "gradient norms"  # ||grad_p f||_F^2 of every parameter
+LAYER_GRADIENTS = "gradient norms of layers"  # the same of every layer's weight and bias
+ADAPTIVE = "adaptive sharpness"  # squared gradients, each entry weighted by the parameter's square
+UNTIED = "untied gradient norms"  # with the weights untied per position
+INPUT_TOP = "the sensitivity to the input"  # largest singular value of df/dx
+INPUT_SPECTRUM = "the singular values at the input"  # all of them, the rank and the dimension
+INPUT_INVARIANT = "the input-invariant sensitivity"  # sum_p x_p^2 ||df/dx_p||^2
+LAYER_TOPS = "the sensitivities of layers"  # largest singular value of A at every layer
+LAYER_SPECTRA = "the singular values at layers"  # all of them
+THROUGH = "the sensitivities through layers alone"  # B, ||A - B||_2 and chains of skips
+BYPASS = "the bypasses of layers"  # ||A - B||_F, and what else reads the network's input
+PATCH_RANKS = "the ranks of patches"  # smallest singular value of the patches
+WEIGHT_NORMS = "the norms of weights"  # operator, kernel and Frobenius norm of every layer
+SCALED_SUMS = "the sums of Eq. 37"  # curvature and crossed sums of the first layer
+FIRST_INVARIANT = "the shared sum of Eq. 44"  # invariant sum of the first layer
+CHAIN = "the chain of layers"  # layers and Lipschitz maps from the input to the output
+
+# What is computed on the way to something else.
+IMPLIED = {INPUT_SPECTRUM: INPUT_TOP, LAYER_SPECTRA: LAYER_TOPS}
+AT_THE_INPUT = frozenset({INPUT_TOP, INPUT_SPECTRUM, INPUT_INVARIANT})
+# These take df/dz of all outputs, and not only its norms.
+JACOBIANS = frozenset({LAYER_GRADIENTS, ADAPTIVE, UNTIED, SCALED_SUMS, FIRST_INVARIANT})
+BACK_TO_PARAMETERS = JACOBIANS | {GRADIENTS}
+# Everything else is about single layers.
+WITHOUT_LAYERS = AT_THE_INPUT | {GRADIENTS}
+AT_THE_FIRST_LAYER = frozenset({SCALED_SUMS, FIRST_INVARIANT})
+BESIDE_LAYERS = frozenset({THROUGH, BYPASS})
+EVERYTHING = frozenset(
+    {
+        *(GRADIENTS, LAYER_GRADIENTS, ADAPTIVE, UNTIED, INPUT_TOP, INPUT_SPECTRUM),
+        *(INPUT_INVARIANT, LAYER_TOPS, LAYER_SPECTRA, THROUGH, BYPASS, PATCH_RANKS),
+        *(WEIGHT_NORMS, SCALED_SUMS, FIRST_INVARIANT, CHAIN),
+    }
+)
+
+
+def with_implied(needs: Iterable[str]) -> frozenset[str]:
+    """Add what is computed on the way to what is needed.
+
+    >>> sorted(with_implied([INPUT_SPECTRUM]))
+    ['the sensitivity to the input', 'the singular values at the input']
+    """
+    names = frozenset(needs)
+    return names | {IMPLIED[name] for name in names if name in IMPLIED}
+
+
+def not_asked_for(missing: Iterable[str]) -> str:
+    """Say that something was not asked for.
+
+    >>> not_asked_for([ADAPTIVE])
+    'adaptive sharpness was not asked for'
+    """
+    names = sorted(missing)
+    if len(names) == 1:
+        plural = names[0].removeprefix("the ").split()[0].endswith("s")
+        return f"{names[0]} {'were' if plural else 'was'} not asked for"
+    return f"{', '.join(names[:-1])} and {names[-1]} were not asked for"
+
+
+def missing(needs: Iterable[str], asked: Iterable[str] | None) -> list[str]:
+    """List what is needed and was not asked for; ``asked`` is None where everything was."""
+    return [] if asked is None else sorted(frozenset(needs) - frozenset(asked))
