@@ -84,7 +84,7 @@ def _present(forward: Forward, layouts: Layouts) -> Bool[Tensor, "b k"]:
     edges = [*forward.edges, *(call.total or call.through for call in calls)]
     grads = gradients((f * v).sum(), edges, retain=False)
     activations = [call.x.detach() for call in calls]
-    owners: list[Layout | None] = [Layout()] * len(forward.edges) + [*layouts] * 2
+    owners: list[Layout | None] = [*(Layout() for _ in forward.edges), *layouts, *layouts]
     absent = torch.zeros(len(f), dtype=torch.bool, device=f.device)
     return torch.stack(
         [
