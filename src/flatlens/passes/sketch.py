@@ -23,6 +23,7 @@ from flatlens.algebra.student import plain_rtol
 from flatlens.algebra.traces import FEWEST
 from flatlens.capture.inputs import Inputs
 from flatlens.capture.recording import CapturePlan
+from flatlens.errors import counted
 from flatlens.metrics import sharpness
 from flatlens.passes import sketched_spectra
 from flatlens.passes.columns import ChunkColumns, over_directions
@@ -154,7 +155,9 @@ class SketchStrategy:
         notes, options = [], self.request.sketch
         errors = network_errors(probe, self.replicates, self.spread)
         if options.rtol is not None and errors["sharpness"] > options.rtol * sharpness(probe):
-            notes.append(f"rtol={options.rtol} was not met within {self.limit} directions")
+            notes.append(
+                f"rtol={options.rtol} was not met within {counted(self.limit, 'direction')}"
+            )
         if not self.converged:
             notes.append(
                 f"Lanczos did not meet tolerance={options.tolerance} in "
