@@ -147,11 +147,49 @@ def weight_per_sample(r: Draw) -> Made:
     return Net(run, hyper=nn.Linear(d, h * d), out=r.linear(h, 2)), (d,)
 
 
+def mixture(r: Draw) -> Made:
+    """A gate sends each sample, or each token, to its best expert and scales the result."""
+    d, h, experts, tokens = r.size(3), r.size(3), r.randint(2, 4), r.choice([1, 1, 3])
+    parts = {
+        "gate": r.linear(d, experts),
+        "experts": nn.ModuleList(
+            nn.Sequential(r.linear(d, h), r.act(), r.linear(h, 2)) for _ in range(experts)
+        ),
+    }
+
+    def run(s: Any, x: Tensor) -> Tensor:
+        flat = x.reshape(-1, d)
+        weight, best = s.gate(flat).softmax(1).max(1)
+        out = flat.new_zeros(len(flat), 2)
+        for e, expert in enumerate(s.experts):
+            chosen = torch.nonzero(best == e).squeeze(1)
+            if len(chosen):
+                out = out.index_add(0, chosen, weight[chosen, None] * expert(flat[chosen]))
+        return out.reshape(len(x), tokens, 2).sum(1)
+
+    return Net(run, **parts), (tokens, d)
+
+
+def own_depth(r: Draw) -> Made:
+    """Each sample passes the same block once, twice or not at all."""
+    d = r.size(3)
+
+    def run(s: Any, x: Tensor) -> Tensor:
+        results = []
+        for h in x.split(1):
+            for _ in range(int((h > 0).sum()) % 3):
+                h = s.act(s.block(h))
+            results.append(s.out(h))
+        return torch.cat(results)
+
+    return Net(run, block=r.linear(d, d), act=nn.Tanh(), out=r.linear(d, 2)), (d,)
+
+
 GROWN = [
     *FAMILIES,
     *(matrices, token_mixer, grouped, recurrent, cell, gated, branches, transposed_weight),
 ]
-ROUTED = [routed, weight_per_sample]
+ROUTED = [routed, weight_per_sample, mixture, own_depth]
 
 
 def grown_network(seed: int, routing: bool = False) -> tuple[str, Case]:

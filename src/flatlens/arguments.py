@@ -124,11 +124,11 @@ def _described(hint: Any) -> str:
     """Describe the type of an annotation in words."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(map(_described, inner)))
+        return _joined(list(dict.fromkeys(map(_described, inner))))
     if origin is Literal:
         return f"one of {', '.join(map(str, inner))}"
     if origin in (Sequence, Collection, Iterable, list, tuple, set):
-        return "a list" + (f" whose entries are each {_described(inner[0])}" if inner else "")
+        return f"a list of {_described_several(inner[0])}" if inner else "a list"
     words = {
         int: "a whole number", float: "a number", str: "a text", bool: "True or False",
         Path: "a path", types.NoneType: "None", Mapping: "a mapping", dict: "a mapping",
@@ -136,7 +136,29 @@ def _described(hint: Any) -> str:
     }  # fmt: skip
     name = getattr(hint, "__name__", str(hint))
     known = {"Module": "torch.nn.Module", "Tensor": "torch.Tensor"}  # torch is not imported here
-    return words.get(origin or hint) or f"a {known.get(name, name)}"
+    article = "an" if name[0] in "AEIOU" else "a"
+    return words.get(origin or hint) or f"{article} {known.get(name, name)}"
+
+
+def _described_several(hint: Any) -> str:
+    """Describe the elements of a list in words, such as "texts or whole numbers"."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return _joined(list(dict.fromkeys(map(_described_several, get_args(hint)))))
+    article, _, noun = _described(hint).partition(" ")
+    if article not in ("a", "an"):
+        return _described(hint)
+    noun, _, rest = noun.partition(" of ")
+    plural = f"{noun}es" if noun.endswith(("s", "x", "ch")) else f"{noun}s"
+    return f"{plural} of {rest}" if rest else plural
+
+
+def _joined(words: list[str]) -> str:
+    """Join alternatives as in "a, b or c"; a whole number is a number, too."""
+    words = [word for word in words if word != "a whole number" or "a number" not in words]
+    if len(words) == 1:
+        return words[0]
+    comma = "," if any(" or " in word for word in words) else ""
+    return f"{', '.join(words[:-1])}{comma} or {words[-1]}"
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:

@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from flatlens.arguments import no_type_check
-from flatlens.errors import FlatlensError, first_line
+from flatlens.errors import FlatlensError, counted, first_line
 
 Outputs = Float[Tensor, "b N"]
 
@@ -103,7 +103,10 @@ def targets(y: Any, N: int, like: Outputs) -> Outputs:
     y, n = as_tensor(y, like), len(like)
     if y.dim() == 0 or len(y) != n:
         entries = 1 if y.dim() == 0 else len(y)
-        raise FlatlensError(f"y has {entries} entries for {n} samples; give one target a sample")
+        raise FlatlensError(
+            f"y has {counted(entries, 'entry')} for {counted(n, 'sample')}; give one target "
+            "a sample"
+        )
     whole = not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
     if whole and y.numel() == n and N > 1:
         labels = y.reshape(n).long()
@@ -116,8 +119,8 @@ def targets(y: Any, N: int, like: Outputs) -> Outputs:
         return F.one_hot(labels, N).to(like.dtype)
     if y.numel() != n * N:
         raise FlatlensError(
-            f"y has shape {tuple(y.shape)} for {n} samples of {N} outputs; give class indices or "
-            "one value per output"
+            f"y has shape {tuple(y.shape)} for {counted(n, 'sample')} of "
+            f"{counted(N, 'output')}; give class indices or one value per output"
         )
     return y.reshape(n, N).to(like.dtype)
 
@@ -271,7 +274,8 @@ class Custom(Loss):
             return each
         shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise FlatlensError(
-            f"the loss returns {shape} for {len(f)} samples; return one loss per sample or the mean"
+            f"the loss returns {shape} for {counted(len(f), 'sample')}; return one "
+            "loss per sample or the mean"
         )
 
     def _of(self, f: Tensor, y: Tensor) -> Any:

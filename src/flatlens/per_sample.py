@@ -15,6 +15,8 @@ from flatlens.probes import Array, LayerProbe, Probe
 
 WhichNorm = Literal["chosen", "operator", "kernel", "frobenius"]
 
+SMALLEST, LARGEST = 1e-140, 1e140  # sizes whose squares are float64 numbers with all digits
+
 
 def norm_per_sample(layer: LayerProbe, which: WhichNorm = "chosen") -> Float[Array, " n"]:
     """Return the norm of the weight that each sample used, ||W_il||.
@@ -88,3 +90,26 @@ def calls_that_share_the_gradient(p: Probe, layer: LayerProbe) -> list[LayerProb
     path = next(q.path for q in p.parameters if q.name == layer.weight)
     calls = [q for q in p.layers if q.weight == layer.weight]
     return [] if path == "slow" or (path == "frozen" and len(calls) > 1) else calls
+
+
+def without_squares(p: Probe) -> str:
+    """Name a size of the network whose square is too small for float64, or return "".
+
+    Derivatives are compared by their largest sample: a single sample that is dead but for a
+    derivative of 1e-200 adds nothing to any sum. Activations divide, so the smallest one counts.
+    """
+    sizes = [("the derivative by the input", p.input.singular[:, 0].max(initial=0.0))]
+    for layer in p.layers:
+        used, name = used_by(layer), layer.name
+        norms, tops, x = norm_per_sample(layer)[used], layer.singular[used, 0], layer.x_norm[used]
+        gradients = np.divide(tops * x, norms, out=np.zeros_like(x), where=norms > 0)
+        sizes += [
+            (f"the weight of {name}", norms.max(initial=0.0)),
+            (f"the derivative by the input of {name}", tops.max(initial=0.0)),
+            (f"the gradient of {name}", gradients.max(initial=0.0)),
+            (f"the input of {name}", x[x > 0].min(initial=1.0)),
+        ]
+    for what, size in sizes:
+        if 0 < size < SMALLEST:
+            return f"{what} has size {size:.0e}, and its square is too small for float64"
+    return ""

@@ -239,8 +239,9 @@ class Probe:
         """Which linear maps are missing from a sum over all layers, if any."""
         if not self.unmeasured:
             return None
-        verb = "is" if len(self.unmeasured) == 1 else "are"
-        return f"{', '.join(self.unmeasured)} {verb} not measured as a layer"
+        alone = len(self.unmeasured) == 1
+        how = "is not measured as a layer" if alone else "are not measured as layers"
+        return f"{', '.join(self.unmeasured)} {how}"
 
 
 # -- merging -------------------------------------------------------------------------------------

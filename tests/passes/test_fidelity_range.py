@@ -170,3 +170,100 @@ def test_a_rank_that_float32_decides_is_noted():
     note = fl.probe(net, torch.ones(1, 3)).notes
     assert any("decides the rank at the input" in text for text in note)
     assert not fl.probe(net.double(), torch.ones(1, 3).double()).notes
+
+
+# -- what is exactly 0 in float32, and what leaves float64 -----------------------------------------
+
+
+def chain(
+    depth: int,
+    scale: float,
+    activation: type[nn.Module] = nn.Tanh,
+    dtype: torch.dtype = torch.float32,
+) -> nn.Sequential:
+    """Bias-free layers of one scale."""
+    torch.manual_seed(0)
+    pairs = ((nn.Linear(3, 3, bias=False), activation()) for _ in range(depth))
+    net = nn.Sequential(*(module for pair in pairs for module in pair))[:-1].to(dtype)
+    with torch.no_grad():
+        for p in net.parameters():
+            p *= scale
+    return net
+
+
+@pytest.mark.parametrize("quantities", ["default", "sharpness"])
+@pytest.mark.parametrize(
+    ("depth", "scale", "activation"),
+    [(2, 1e-30, nn.ReLU), (3, 1e-30, nn.Tanh), (6, 1e-12, nn.Tanh)],
+)
+def test_a_derivative_that_underflows_to_zero_is_measured_in_float64(
+    depth, scale, activation, quantities
+):
+    net, x = chain(depth, scale, activation), torch.randn(3, 3)
+    m = fl.measure(net, x, quantities=quantities)
+    want = fl.measure(net.double(), x.double(), quantities=quantities)
+    assert m["sharpness"] == pytest.approx(want["sharpness"], rel=1e-5, abs=0)
+    assert m["sharpness"] > 0
+    if quantities == "sharpness":  # it may need no product that underflows
+        return
+    for name in ("mls", "nmls", "local_dimension"):
+        assert m[name] == pytest.approx(want[name], rel=1e-5, abs=0), name
+        assert m[name] > 0
+    assert any("float64 copy" in note for note in m.probe.notes)
+    assert not failing(m)
+
+
+def test_an_underflow_in_a_sketch_is_measured_in_float64():
+    net, x = chain(2, 1e-30), torch.randn(2, 3)
+    p = fl.sketch(net, x, directions=2)
+    assert fl.mls(p) == pytest.approx(fl.mls(fl.probe(net.double(), x.double())), rel=1e-2)
+    assert fl.mls(p) > 0
+
+
+def test_a_dead_sample_stays_in_float32():
+    net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
+    net[0].bias.data.fill_(-50.0)
+    p = fl.probe(net, torch.randn(3, 2))
+    assert p.dtype == torch.float32
+    assert fl.mls(p) == 0.0
+    assert not p.notes
+
+
+class OnlyFloat32(nn.Module):
+    """A model that turns its input into float32, so that a float64 copy of it fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.a(x.float()).clamp(min=1e6)
+
+
+def test_a_zero_that_cannot_be_checked_is_noted():
+    p = fl.probe(OnlyFloat32(), torch.randn(3, 2))
+    assert any("not known whether float32 lost it" in note for note in p.notes)
+
+
+@pytest.mark.parametrize(
+    ("depth", "scale"), [(1, 1e-75), (2, 1e-75), (2, 1e-100), (3, 1e-100), (1, 1e-230), (3, 1e-230)]
+)
+def test_squares_too_small_for_float64_fail_no_theorem(depth, scale):
+    m = fl.measure(chain(depth, scale, dtype=torch.float64), torch.randn(3, 3).double())
+    assert not failing(m)
+    if scale**depth < 1e-140:
+        assert any("too small for float64" in note for note in m.probe.notes)
+        assert m["eq12"].verdict == "not applicable"
+
+
+def test_squares_too_large_for_float64_are_refused():
+    net = nn.Linear(3, 3).double()
+    net.weight.data *= 1e160
+    with pytest.raises(fl.FlatlensError, match=r"for sample 0, .* too large for float64"):
+        fl.measure(net, torch.randn(2, 3).double())
+
+
+def test_the_dimension_of_a_derivative_whose_square_vanishes():
+    net = nn.Linear(3, 3, bias=False).double()
+    net.weight.data = torch.eye(3).double() * 1e-200
+    assert fl.local_dimension(fl.probe(net, torch.ones(1, 3).double())) == pytest.approx(3.0)

@@ -452,7 +452,12 @@ def test_without_adaptive_sharpness(name):
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(ZOO) - {"ill_conditioned_jacobian", "tiny_and_huge_scales"})
+    "name",
+    sorted(
+        set(ZOO)
+        - {"ill_conditioned_jacobian", "tiny_and_huge_scales"}
+        - {"samples_that_are_dead_but_for_the_tail_of_gelu"}  # measured in float64
+    ),
 )
 def test_float32(name):
     case = ZOO[name]().float32()

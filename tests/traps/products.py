@@ -179,3 +179,14 @@ def bilinear_on_tokens_without_a_bias():
 def matrix_of_addmm_from_the_left():
     net = Net(lambda s, x: torch.addmm(s.b, s.w, x.T).T, w=parameter(2, 3), b=parameter(2, 1))
     return made(net, 3, 3)
+
+
+@case
+def linear_with_a_vector_as_weight():
+    """F.linear takes a vector, too: a dot product with one output."""
+    net = Net(
+        lambda s, x: nn.functional.linear(torch.tanh(s.a(x)), s.w).unsqueeze(1),
+        a=nn.Linear(3, 4),
+        w=parameter(4),
+    )
+    return made(net, 3, 3)

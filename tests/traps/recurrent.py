@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from traps.cases import Net, case, made, parameter
 
@@ -124,3 +125,24 @@ def gru_called_twice():
 def lstm_with_a_projection_and_no_biases():
     rnn = nn.LSTM(2, 3, proj_size=2, bias=False, batch_first=True)
     return made(Net(read_last, rnn=rnn, out=nn.Linear(2, 2)), 3, 2, 2)
+
+
+def packed(kind: type[nn.Module]):
+    """Samples of different lengths in one packed sequence."""
+
+    def run(s, x):
+        lengths = (x[:, :, 0].abs() > 0.3).sum(1).clamp(min=1)
+        _, state = s.rnn(pack_padded_sequence(x, lengths, True, enforce_sorted=False))
+        return s.out((state[0] if isinstance(state, tuple) else state)[-1])
+
+    return made(Net(run, rnn=kind(2, 3, batch_first=True), out=nn.Linear(3, 2)), 3, 4, 2)
+
+
+@case
+def packed_gru():
+    return packed(nn.GRU)
+
+
+@case
+def packed_lstm():
+    return packed(nn.LSTM)

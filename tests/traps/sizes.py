@@ -98,3 +98,14 @@ def tiny_and_huge_scales():
 def noncontiguous_input():
     model = shaken(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)))
     return Case(model, torch.randn(4, 3).t())
+
+
+@case
+def samples_that_are_dead_but_for_the_tail_of_gelu():
+    """The derivative of two samples is 1e-230: it has a dimension, but its square is 0."""
+    net = Net(
+        lambda s, x: nn.functional.gelu(x @ s.w) @ s.w.T,
+        w=nn.Parameter(torch.tensor([[0.3], [0.5]])),
+    )
+    x = torch.tensor([[10.0, 6.0], [-29.0, -46.0], [5.0, 9.0], [-40.0, -40.0]])
+    return Case(net, x)

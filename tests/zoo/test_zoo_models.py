@@ -328,7 +328,7 @@ def test_out_of_memory_takes_fewer_images_at_a_time(settings, tmp_path, monkeypa
             try:
                 raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried ...")
             except RuntimeError as error:
-                raise FlatlensError("the model fails on 5 sample(s) of this input") from error
+                raise FlatlensError("the model fails on 5 samples of this input") from error
         return {"step": 0}
 
     monkeypatch.setattr(measure_model, "record", record)

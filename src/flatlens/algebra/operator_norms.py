@@ -24,7 +24,8 @@ EXACT_SIZE = 64  # operators with a side up to this are decomposed exactly
 MAX_STEPS = 400
 WIDTH = 0.1  # of the upper end of ||C||^2: an inequality needs a true upper end, not its digits
 MOST_REMEMBERED = 10_000
-SMALL, LARGE = 1e-5, 1e5  # sizes of float32 weights that are not scaled
+# Sizes of weights that are not scaled.
+IN_RANGE = {torch.float32: (1e-5, 1e5), torch.float64: (1e-60, 1e60)}
 
 
 class Norm(NamedTuple):
@@ -95,15 +96,18 @@ def weight_norms(layer: HasNorms) -> WeightNorms:
 
 
 def _norms(layer: HasNorms, frobenius: float) -> WeightNorms:
-    """Compute the norms of a weight; a small or large one of float32 is scaled first.
+    """Compute the norms of a weight; a small or large one is scaled first.
 
     Lanczos takes the squares of C^T C v, fourth powers of the weight.
     """
-    size, scale = float(layer.weight.detach().abs().max()), 1.0
-    if layer.weight.dtype == torch.float32 and not SMALL <= size <= LARGE:
-        scale = float(power_of_two(torch.tensor(size, device="cpu")))
-        weight = (layer.weight.detach().double() * scale).float()
+    dtype, scale = layer.weight.dtype, 1.0
+    size = float(layer.weight.detach().abs().max())
+    smallest, largest = IN_RANGE[dtype]
+    if not smallest <= size <= largest:
+        scale = float(power_of_two(torch.tensor(size, dtype=dtype, device="cpu")))
+        weight = (layer.weight.detach().double() * scale).to(dtype)
         layer = replace(layer, weight=weight)  # type: ignore[type-var]
+        frobenius = float(torch.linalg.vector_norm(layer.matrix, dtype=torch.float64)) / scale
     kernels = [matrix_norm(w) for w in layer.matrix]
     kernel = max(kernels)
     operator = layer.operator_norm(kernel)

@@ -2,18 +2,20 @@
 
 The N x N Gram matrix is cheap and, from float32 entries, exact to float64 rounding. It squares the
 condition: below a relative singular value of 1e-4 its digits go, and the Jacobian itself is
-decomposed there, unless the values lost are below the rank tolerance anyway.
+decomposed there, unless the values lost are below the rank tolerance anyway. Where the squares
+themselves leave the range of float64, the Jacobian is decomposed, too.
 """
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flatlens import tuning
 
 GRAM_LIMIT = 1e-8  # smallest trusted eigenvalue of a Gram matrix, relative to the largest
+SMALLEST_GRAM, LARGEST_GRAM = 1e-280, 1e280  # traces of a Gram matrix that has all its digits
 
 
 def rank_tolerance(dtype: torch.dtype, height: int, width: int) -> float:
@@ -34,12 +36,16 @@ def singular_values(
     tolerance = rank_tolerance(A.dtype, height, width)
     block = max(1, tuning.SPECTRUM_BLOCK_ENTRIES // (height * width))
     gram = torch.cat([_gram(part) for part in A.split(block)])
+    poor = _out_of_range(gram)
+    if bool(poor.any()):  # LAPACK brings A itself into range
+        gram[poor] = 0.0
+        poor &= A.detach().flatten(1).any(1)
     values = torch.linalg.eigvalsh(gram).flip(-1).clamp(min=0)
     s = values.sqrt()
     if tolerance**2 < 0.1 * GRAM_LIMIT:
-        poor = values[:, -1] < GRAM_LIMIT * values[:, 0]
-        if poor.any():
-            s[poor] = torch.linalg.svdvals(A[poor].double())
+        poor |= values[:, -1] < GRAM_LIMIT * values[:, 0]
+    if bool(poor.any()):
+        s[poor] = torch.linalg.svdvals(A[poor].double())
     s = torch.where(s < tolerance * s[:, :1], 0.0, s)
     return s, (s > 0).sum(-1)
 
@@ -75,6 +81,12 @@ def _gram(A: Float[Tensor, "b n m"]) -> Float[Tensor, "b r r"]:
         wide = part.double() if long == 2 else part.double().mT
         total.baddbmm_(wide, wide.mT)
     return total
+
+
+def _out_of_range(gram: Float[Tensor, "b r r"]) -> Bool[Tensor, " b"]:
+    """Which Gram matrices have entries that float64 does not hold with all digits."""
+    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return ~((trace >= SMALLEST_GRAM) & (trace <= LARGEST_GRAM))
 
 
 def spectral_norm(A: Float[Tensor, "b n m"]) -> Float[Tensor, " b"]:

@@ -29,14 +29,17 @@ def in_range(sizes: Tensor) -> bool:
 def power_of_two(size: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
     """Return the power of two that brings a size near 1, in float64; 1 for a size of 0 or inf.
 
-    A product with a power of two has no rounding. The result is also a number of float32.
+    A product with a power of two has no rounding. For a size of float32 the result is a number of
+    float32, too.
 
     >>> power_of_two(torch.tensor([3.0, 0.0])).tolist()
     [0.25, 1.0]
     """
     usable = (size > 0) & torch.isfinite(size)
     exponent = torch.frexp(torch.where(usable, size.double(), 0.5)).exponent
-    return torch.ldexp(torch.ones_like(size, dtype=torch.float64), -exponent.clamp(-126, 126))
+    largest = 1000 if size.dtype == torch.float64 else 126
+    # torch.ldexp takes the power in float32, where 2^200 is infinite.
+    return torch.pow(2.0, -exponent.clamp(-largest, largest).double())
 
 
 def squares(t: Tensor, dim: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flatlens.capture.layout import close
-from flatlens.errors import FlatlensError, first_line
+from flatlens.errors import FlatlensError, counted, first_line
 
 COUPLED = (
     "the output of a sample changes with the other samples in its batch; samples must not depend "
@@ -280,12 +280,12 @@ def outputs(inputs: Inputs, model: Callable[..., Any], output: Any) -> Tensor:
         if isinstance(error, (FlatlensError, torch.OutOfMemoryError)):
             raise
         raise FlatlensError(
-            f"the model fails on {inputs.n} sample(s) of this input: {first_line(error)}"
+            f"the model fails on {counted(inputs.n, 'sample')} of this input: {first_line(error)}"
         ) from error
     f = select_output(result, output)
     if f.dim() == 0 or f.shape[0] != inputs.n:
         raise FlatlensError(
-            f"the output has shape {tuple(f.shape)} for {inputs.n} sample(s): its first "
+            f"the output has shape {tuple(f.shape)} for {counted(inputs.n, 'sample')}: its first "
             "dimension must be the samples (return one output per sample, not a mean)"
         )
     if f.numel() == 0:

@@ -12,7 +12,7 @@ from flatlens.cli.figures import check_figure, write_figure
 from flatlens.cli.networks import load_network, load_samples, own_or_named
 from flatlens.cli.options import Json, Natural, Positive, Trust, Words, words_of
 from flatlens.cli.printing import as_json_text
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, counted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -145,8 +145,8 @@ def _models_of(checkpoints: list[Path], models: list[str], data: str | None) -> 
         )
     if len(models) not in (1, len(checkpoints)):
         raise FlatlensError(
-            f"There are {len(models)} models for {len(checkpoints)} checkpoints; give one model "
-            "for all, or one for each."
+            f"There are {counted(len(models), 'model')} for "
+            f"{counted(len(checkpoints), 'checkpoint')}; give one model for all, or one for each."
         )
     return dict(zip(checkpoints, models * (len(checkpoints) // len(models)), strict=True))
 

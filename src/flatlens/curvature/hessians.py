@@ -25,7 +25,7 @@ from flatlens.capture.no_trace import in_float, original, untouched
 from flatlens.capture.recorder import Recorder
 from flatlens.capture.recording import CapturePlan
 from flatlens.curvature.formulas import RightFormulas
-from flatlens.errors import FlatlensError, first_line
+from flatlens.errors import FlatlensError, counted, first_line
 from flatlens.losses import Loss, as_tensor, get_loss
 
 WORKING_SET = 256 << 20  # bytes that one chunk may keep for its backward passes
@@ -293,7 +293,8 @@ def _targets(net: Network, y: Any, like: Tensor) -> Tensor:
     if y.dim() == 0 or len(y) != net.n:
         entries = 1 if y.dim() == 0 else len(y)
         raise FlatlensError(
-            f"y has {entries} entries for {net.n} samples; give one target a sample"
+            f"y has {counted(entries, 'entry')} for {counted(net.n, 'sample')}; "
+            "give one target a sample"
         )
     return y
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from flatlens.analysis.interventions import KINDS, PLAIN, TITLES, changes, effect, fitted, with_arms
 from flatlens.arguments import no_type_check, typed_arguments
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, counted
 from flatlens.figures import style
 
 DOSE = "sqrt_sharpness"
@@ -54,9 +54,9 @@ def dose_response(df: pd.DataFrame, moment: str = "end") -> Figure:
         for ax in axes[-1]:
             ax.set_xlabel("change of log √S")
         seeds, when = table["seed"].nunique(), "at the end" if moment == "end" else "at equal loss"
-        title = f"change of log against plain SGD, {when}; {seeds} seeds, 95 % intervals"
+        title = f"change of log against plain SGD, {when}; {counted(seeds, 'seed')}, 95 % intervals"
         if left_out:
-            title += f"\n{len(left_out)} arms left out: not all training samples fitted"
+            title += f"\n{counted(len(left_out), 'arm')} left out: not all training samples fitted"
         figure.legend(
             *axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=5,
             title=title, title_fontsize=style.RC["legend.fontsize"],

@@ -22,7 +22,7 @@ from flatlens.arguments import (
 )
 from flatlens.capture.inputs import as_list, batches
 from flatlens.capture.no_trace import original
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, counted
 from flatlens.gauss_newton.gram_pass import Ledger, TooLargeError, strategy_for
 from flatlens.gauss_newton.products import gauss_newton
 from flatlens.gauss_newton.result import Array, Spectrum
@@ -149,7 +149,9 @@ def spectrum(
         raise FlatlensError("a function as loss needs targets; give y")
     samples = sum(batch.n for batch, _ in batches(x))
     if y is not None and len(y) != samples:
-        raise FlatlensError(f"y has {len(y)} entries for {samples} samples; give one a sample")
+        raise FlatlensError(
+            f"y has {counted(len(y), 'entry')} for {counted(samples, 'sample')}; give one a sample"
+        )
 
     request = Request(
         output=output, chunk=chunk, inputs=inputs,

@@ -143,7 +143,7 @@ class Spectrum:
         check_integer("k", k, 1)
         if k > self.rank:
             raise FlatlensError(
-                f"k={k} vectors were asked for, but the spectrum has {self.rank} values above zero"
+                f"k={k} is more than the number of values above zero, {self.rank}; give a lower k"
             )
         if self.find_vectors is None:
             raise FlatlensError("this spectrum has no model; compute it again with fl.spectrum")

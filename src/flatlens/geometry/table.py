@@ -20,7 +20,7 @@ from flatlens.arguments import (
     typed_arguments,
 )
 from flatlens.capture.inputs import as_list, batches
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, counted
 from flatlens.geometry import clouds, collapse
 from flatlens.geometry.clouds import Array, Cloud
 from flatlens.geometry.collapse import Classes
@@ -155,7 +155,10 @@ def _labels(y: Tensor | None, count: int) -> Array | None:
     if y is None:
         return None
     if len(y) != count:
-        raise FlatlensError(f"y has {len(y)} entries for {count} samples; give one label a sample")
+        raise FlatlensError(
+            f"y has {counted(len(y), 'entry')} for {counted(count, 'sample')}; give one "
+            "label a sample"
+        )
     one_hot = y.dim() == 2 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(1) == 1).all())
     if one_hot and y.shape[1] > 1:
         return y.argmax(1).cpu().numpy()
@@ -262,13 +265,15 @@ def _note(record: dict[str, Any], labels: Array | None) -> str:
     resolved = 2 * math.log10(n) if n > 1 else 0.0
     if dimension > resolved:
         notes.append(
-            f"intrinsic_dimension above {resolved:.1f} cannot be resolved by {n} samples "
-            "(Eckmann and Ruelle 1992) and is biased low"
+            f"intrinsic_dimension above {resolved:.1f} cannot be resolved by "
+            f"{counted(n, 'sample')} (Eckmann and Ruelle 1992) and is biased low"
         )
     if labels is not None:
         fewest = int(np.unique(labels, return_counts=True)[1].min())
         if fewest < FEWEST_PER_CLASS:
-            notes.append(f"a class has {fewest} samples: nc1 to nc4 describe the sample alone")
+            notes.append(
+                f"a class has {counted(fewest, 'sample')}: nc1 to nc4 describe the sample alone"
+            )
     return "; ".join(notes)
 
 

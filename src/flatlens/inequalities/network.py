@@ -12,7 +12,7 @@ from flatlens.inequalities.arithmetic import quotient
 from flatlens.inequalities.first_layers import FirstLayers, find_first_layers
 from flatlens.inequalities.tolerances import tolerance
 from flatlens.metrics import sharpness
-from flatlens.per_sample import upper_norm_per_sample, where_used
+from flatlens.per_sample import upper_norm_per_sample, where_used, without_squares
 from flatlens.probes import Array, LayerProbe, Probe
 
 
@@ -36,6 +36,11 @@ class Network:
         """Return (||W_i1|| / x_i1)^2 of each sample's first layer."""
         assert self.first_layers is not None
         return self.first_layers.gather(lambda layer: ratios(layer, bias))
+
+    @cached_property
+    def without_squares(self) -> str:
+        """What is too small to be squared in float64; then no side can be computed."""
+        return without_squares(self.p)
 
     @cached_property
     def scaled_minimum(self) -> Minimum:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, counted
 from flatlens.inequalities.arithmetic import (
     infinite_if_unknown,
     log,
@@ -346,7 +346,7 @@ def zero_input(
     def why_infinite(net: Network) -> str | None:
         for q in layers(net):
             if count := int(np.sum(np.isinf(ratios(q, bias)))):
-                return f"{q.name} gets a zero input in {count} sample(s)"
+                return f"{q.name} gets a zero input in {counted(count, 'sample')}"
         return None
 
     return why_infinite

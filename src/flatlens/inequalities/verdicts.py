@@ -27,6 +27,7 @@ from flatlens.passes.needs import (
     not_asked_for,
     with_implied,
 )
+from flatlens.per_sample import SMALLEST
 from flatlens.probes import LayerProbe
 
 Verdict = Literal["theorem", "observation", "not applicable"]
@@ -140,6 +141,8 @@ def _why_it_does_not_apply(row: Row, network: Network) -> str | None:
     if row.needs_layers and not network.p.layers:
         missing = network.p.why_not_every_layer
         return NO_LAYER if missing is None else f"{NO_LAYER}: {missing}"
+    if network.without_squares:
+        return network.without_squares
     if reason := row.not_applicable(network):
         return reason
     about_first = row.first_layer or row.about_first
@@ -154,8 +157,9 @@ def _missing(row: Row, reason: str) -> Inequality:
 def _compare_numbers(row: Row, network: Network, lhs: float, rhs: float) -> Inequality:
     room = network.tolerance
     slack = rhs / lhs if lhs > 0 else (1.0 if rhs == lhs else np.inf)
-    # A lhs that is a difference carries the rounding of its terms.
-    holds = bool(lhs <= rhs * (1 + room) + room * row.scale(network) + 1e-300)
+    # A lhs that is a difference carries the rounding of its terms. Below SMALLEST the lhs of a
+    # sample may be a number though the square of its gradient is none.
+    holds = bool(lhs <= rhs * (1 + room) + room * row.scale(network) + SMALLEST)
     return Inequality(
         row.name, row.equation, lhs, rhs, float(slack), holds, *_verdict(row, network)
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flatlens.arguments import check_instance, no_type_check
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, counted
 from flatlens.measurement import notebook, plots, printing
 from flatlens.measurement.compared import Side
 from flatlens.measurement.result import Measurement
@@ -214,14 +214,15 @@ class Comparison:
         return "\n".join([*printing.columns(self._lines()), "", *self._remarks()])
 
     def __repr__(self) -> str:
-        return f"Comparison({', '.join(self.labels)}: {len(self.quantities)} quantities)"
+        return f"Comparison({', '.join(self.labels)}: {counted(len(self.quantities), 'quantity')})"
 
     def _repr_html_(self) -> str:
         titles, *lines = self._lines()
         chosen = [line for line in lines if line[0] in HEADLINE] or lines
+        everything = notebook.html_table(titles, lines)
         return (
             f"<div>{notebook.html_table(titles, chosen)}"
-            f"{notebook.folded(f'{len(lines)} quantities', notebook.html_table(titles, lines))}"
+            f"{notebook.folded(counted(len(lines), 'quantity'), everything)}"
             f"{notebook.paragraphs(self._remarks())}</div>"
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from flatlens.errors import counted
 from flatlens.measurement import printing
 
 STYLE = "border-collapse:collapse;font-size:90%;margin:4px 0"
@@ -54,18 +55,18 @@ def measurement_html(m: Any) -> str:
         paragraphs([printing.what_was_measured(m)]),
         html_table(["quantity", "value", "meaning"], headline),
         paragraphs([printing.what_is_proven(m), *printing.what_is_not_proven(m)]),
-        folded(f"{len(m.values)} quantities", _quantities(m)),
+        folded(counted(len(m.values), "quantity"), _quantities(m)),
     ]
     if m.rows:
         cells = [[printing.cell(row[k]) for k in printing.LAYER_COLUMNS] for row in m.rows]
         table = html_table(list(printing.LAYER_COLUMNS), cells)
-        pieces.append(folded(f"{len(m.rows)} layers", table))
+        pieces.append(folded(counted(len(m.rows), "layer"), table))
     if m.bounds:
-        pieces.append(folded(f"{len(m.bounds)} inequalities", _inequalities(m)))
+        pieces.append(folded(counted(len(m.bounds), "inequality"), _inequalities(m)))
     parameters = html_table(["parameter", "measured as"], [list(p) for p in m.coverage.items()])
-    pieces.append(folded(f"{len(m.coverage)} parameters", parameters))
+    pieces.append(folded(counted(len(m.coverage), "parameter"), parameters))
     if m.probe.notes:
-        pieces.append(folded(f"{len(m.probe.notes)} notes", paragraphs(m.probe.notes)))
+        pieces.append(folded(counted(len(m.probe.notes), "note"), paragraphs(m.probe.notes)))
     return f"<div>{''.join(pieces)}</div>"
 
 

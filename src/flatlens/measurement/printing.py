@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from flatlens.errors import counted
 from flatlens.inequalities import Inequality
 from flatlens.metrics import METRICS
 
@@ -75,8 +76,9 @@ def one_line(m: Any) -> str:
     """Return the ``repr`` of a measurement: its size and its headline values."""
     shown = [f"{name}={number(m.values[name])}" for name in MEANINGS if name in m.values][:4]
     theorems = sum(inequality.verdict == "theorem" for inequality in m.bounds)
-    counts = f"{len(m.values)} quantities, {len(m.bounds)} inequalities ({theorems} proven)"
-    return f"Measurement(n={m.probe.n}, N={m.probe.N}, {', '.join([*shown, counts])})"
+    bounds = f"{counted(len(m.bounds), 'inequality')} ({theorems} proven)"
+    listed = ", ".join([*shown, counted(len(m.values), "quantity"), bounds])
+    return f"Measurement(n={m.probe.n}, N={m.probe.N}, {listed})"
 
 
 def one_screen(m: Any) -> str:
@@ -88,7 +90,7 @@ def one_screen(m: Any) -> str:
     for note in notes[:MOST_NOTES]:
         lines += _wrapped(f"Note: {note}", most=2)
     if len(notes) > MOST_NOTES:
-        lines.append(f"{len(notes) - MOST_NOTES} more notes are in m.probe.notes.")
+        lines.append(f"See m.probe.notes for {counted(len(notes) - MOST_NOTES, 'further note')}.")
     lines += ["", "See the rest: print(m.table()), m.layers, m.bounds, m.samples, m.plot()."]
     return "\n".join(lines)
 
@@ -98,10 +100,10 @@ def what_was_measured(m: Any) -> str:
     p = m.probe
     how = "exact" if p.sketch is None else f"sketch of {p.sketch.directions} random directions"
     dtype = str(p.dtype).removeprefix("torch.")
-    layers = f", {len(p.layers)} layers" if p.layers else ""
+    layers = f", {counted(len(p.layers), 'layer')}" if p.layers else ""
     return (
-        f"{p.n} samples, {p.M} inputs, {p.N} outputs{layers}, {dtype}. "
-        f"Method: {how}. Loss: {m.loss_name}."
+        f"{counted(p.n, 'sample')}, {counted(p.M, 'input')}, {counted(p.N, 'output')}{layers}, "
+        f"{dtype}. Method: {how}. Loss: {m.loss_name}."
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from flatlens.errors import FlatlensError, first_line
+from flatlens.errors import FlatlensError, counted, first_line
 from flatlens.inequalities import table
 from flatlens.metrics import HEADLINE, METRICS, Metric, Total
 from flatlens.passes.needs import EVERYTHING
@@ -221,7 +221,7 @@ def own_value(function: OwnFunction, p: Probe) -> tuple[float, Array]:
     given = f"shape {tuple(returned)}" if returned is not None else type(result).__name__
     raise FlatlensError(
         f"the quantity {name} returns {given}; return a number, or one number for each of the "
-        f"{p.n} samples"
+        f"{counted(p.n, 'sample')}"
     )
 
 

@@ -112,7 +112,7 @@ def _choose(count: int, n: int | None, chooser: np.random.Generator) -> Tensor:
     if n is None:
         return torch.arange(count, device="cpu")
     if n > count:
-        raise FlatlensError(f"n={n} samples were asked for, but there are {count}; give a lower n")
+        raise FlatlensError(f"n={n} is more than the number of samples, {count}; give a lower n")
     return torch.from_numpy(np.sort(chooser.choice(count, n, replace=False)))
 
 
@@ -226,7 +226,7 @@ class _Lottery:
         """Return the positions of the drawn samples, in ascending order."""
         if self.n is not None and self.seen < self.n:
             raise FlatlensError(
-                f"n={self.n} samples were asked for, but there are {self.seen}; give a lower n"
+                f"n={self.n} is more than the number of samples, {self.seen}; give a lower n"
             )
         return torch.from_numpy(self.positions)
 

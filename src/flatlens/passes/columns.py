@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flatlens.capture.chain import Chain
 from flatlens.capture.inputs import check_finite
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, counted
 from flatlens.passes.forward import Subject
 from flatlens.passes.segments import COLUMNS, Key, Segment, Shapes, aligned
 from flatlens.passes.slots import LayerFacts, Slot, Slots
@@ -127,8 +127,8 @@ class ColumnTable:
         for shapes in self._segments:
             if dict(shapes)["output",] != (N,):
                 raise FlatlensError(
-                    f"sample {self.n} has {N} outputs and earlier samples have another number; "
-                    "measure samples with the same number of outputs together"
+                    f"sample {self.n} has {counted(N, 'output')} and earlier samples have another "
+                    "number; measure samples with the same number of outputs together"
                 )
             break
 

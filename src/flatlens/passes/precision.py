@@ -15,7 +15,7 @@ from flatlens.algebra.sums import relative, side_by_side
 from flatlens.errors import FlatlensError
 from flatlens.passes.columns import ChunkColumns
 from flatlens.passes.forward import Forward
-from flatlens.per_sample import used_by
+from flatlens.per_sample import LARGEST, norm_per_sample, used_by
 from flatlens.probes import InputProbe, LayerProbe, Probe
 
 SMALL = 1e-5  # a derivative below this may be what rounding left of larger numbers
@@ -83,6 +83,30 @@ def check_linear(forward: Forward, samples: Bool[Tensor, " b"], start: int) -> N
 
     together, apart = along(v), along(v * chosen) + along(v * ~chosen)
     _refuse(samples & (relative(together - apart, apart) > LOST), start)
+
+
+def check_squares(p: Probe) -> None:
+    """Refuse a network with weights, activations or derivatives whose squares leave float64.
+
+    Raises:
+        FlatlensError: if a size is above 1e140, with the name of the sample.
+    """
+    sizes = [("the input", p.input.x_norm), ("the derivative", p.input.singular[:, 0])]
+    for layer in p.layers:
+        absent = ~used_by(layer)
+        columns = (
+            (f"the weight of {layer.name}", norm_per_sample(layer)),
+            (f"the input of {layer.name}", layer.x_norm),
+            (f"the derivative by the input of {layer.name}", layer.singular[:, 0]),
+        )
+        sizes += [(what, np.where(absent, 0.0, values)) for what, values in columns]
+    for what, values in sizes:
+        if (values > LARGEST).any():
+            sample = int(np.argmax(values > LARGEST))
+            raise FlatlensError(
+                f"{what} has size {values[sample]:.0e} for sample {sample}, and its square is too "
+                "large for float64; scale the network or its input down"
+            )
 
 
 def rank_note(p: Probe) -> str:

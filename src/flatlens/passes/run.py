@@ -37,11 +37,14 @@ from flatlens.passes.precision import (
     NeedsFloat64Error,
     check_linear,
     check_not_vanishing,
+    check_squares,
     rank_note,
     small_derivatives,
 )
 from flatlens.passes.request import Request
 from flatlens.passes.sketch import ExactIsCheaperError, SketchStrategy, plain_kernels
+from flatlens.passes.vanished import check_zeros, zero_samples
+from flatlens.per_sample import without_squares
 from flatlens.probes import Probe
 
 NO_SAMPLES = "there are no samples (n = 0); give at least one"
@@ -282,7 +285,7 @@ class _Pass:
         if chunk.layers:
             chunk = replace(chunk, chain=chain)
         if self.subject.dtype == torch.float32:
-            self._check_digits(inputs, chunk)
+            self._check_digits(inputs, chunk, layouts)
         return chunk
 
     def _chain(self, forward: Forward, layouts: Layouts) -> Chain | None:
@@ -292,12 +295,18 @@ class _Pass:
         calls, _ = reaching_calls(forward, layouts)
         return find_chain(forward.f, forward.graph, forward.edges, calls)
 
-    def _check_digits(self, inputs: Inputs, chunk: ChunkColumns) -> None:
+    def _check_digits(self, inputs: Inputs, chunk: ChunkColumns, layouts: Layouts) -> None:
         """See that small derivatives of a float32 network have their digits."""
         check_not_vanishing(chunk, self.table.n)
         small = small_derivatives(chunk)
         if bool(small.any()):
             check_linear(self._forward(inputs), small, self.table.n)
+        if bool(zero_samples(chunk).any()):
+            assert self.arrangement is not None
+            plan, start = self.arrangement.plan, self.table.n
+            note = check_zeros(self.subject, inputs, plan, layouts, start)
+            if note and note not in self.notes:
+                self.notes.append(note)
 
     def _forward(self, inputs: Inputs) -> Forward:
         """Run a chunk; where it overwrites tensors that the trial did not, clone all of them."""
@@ -319,9 +328,13 @@ class _Pass:
         probe = assemble(self.table, self.request.weight_norm, self.M, self.choice.chunk)
         assert self.inputs is not None
         if missing := probe.why_not_every_layer:
-            self.notes.append(f"{missing}: NMLS and the sums over layers leave it out")
+            them = "it" if len(probe.unmeasured) == 1 else "them"
+            self.notes.append(f"{missing}: NMLS and the sums over layers leave {them} out")
         asked = self.request.asked
         probe = replace(probe, inputs=self.inputs.names, chain=self.chain, asked=asked)
+        check_squares(probe)
+        if tiny := without_squares(probe):
+            self.notes.append(f"{tiny}: such squares count as 0, and no inequality applies")
         probe = probe.with_notes(*self.notes)
         if isinstance(self.strategy, SketchStrategy):
             return self.strategy.with_errors(probe)

@@ -23,6 +23,7 @@ from flatlens.algebra.student import plain_rtol
 from flatlens.algebra.traces import FEWEST
 from flatlens.capture.inputs import Inputs
 from flatlens.capture.recording import CapturePlan
+from flatlens.errors import counted
 from flatlens.metrics import sharpness
 from flatlens.passes import sketched_spectra
 from flatlens.passes.columns import ChunkColumns, over_directions
@@ -176,7 +177,8 @@ class SketchStrategy:
         errors = network_errors(probe, self.replicates, self.spread, self.needs)
         S = float(sharpness.samples(probe).mean())
         if options.rtol is not None and errors["sharpness"] > options.rtol * S:
-            notes.append(f"rtol={options.rtol} was not met within {self.limit} directions")
+            most = counted(self.limit, "direction")
+            notes.append(f"rtol={options.rtol} was not met within {most}")
         if not self.converged:
             notes.append(
                 f"Lanczos did not meet tolerance={options.tolerance} in "

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, counted
 from flatlens.files.reading import LARGEST_LINES, parse_json, read_bytes
 from flatlens.files.replacing import write_whole
 from flatlens.files.schema import Field, checked
@@ -41,7 +41,7 @@ class Promise:
         if self.count is None:
             return None
         if count != self.count:
-            return f"it has {count} records, but the run ended with {self.count}"
+            return f"it has {counted(count, 'record')}, but the run ended with {self.count}"
         if checksum != self.checksum:
             return "it was changed after the run ended, for its checksum differs"
         return None

@@ -24,7 +24,7 @@ from filelock import FileLock
 from torch import Tensor
 
 from flatlens.arguments import no_type_check, typed_arguments
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, counted
 from flatlens.files.plain_json import as_json
 from flatlens.files.replacing import is_temporary
 from flatlens.runs import checkpoints, done_file
@@ -276,8 +276,8 @@ class Run:
         count, there = saved.records, len(lines.records)
         if count > there:
             raise FlatlensError(
-                f"{path} belongs to {count} records, but {RECORDS} has {there}; delete the "
-                "checkpoint to start the run again."
+                f"{path} belongs to {counted(count, 'record')}, but {RECORDS} has {there}; "
+                "delete the checkpoint to start the run again."
             )
         if saved.checksum is not None and saved.checksum != lines.checksum(count):
             raise FlatlensError(
@@ -329,7 +329,7 @@ class Run:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Run({str(self.folder)!r}, {len(self.records)} records)"
+        return f"Run({str(self.folder)!r}, {counted(len(self.records), 'record')})"
 
 
 def _remove_unfinished(folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flatlens.arguments import no_type_check
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, counted
 from flatlens.runs import Run
 from flatlens.track.folders import RunTarget, has_records
 
@@ -138,8 +138,8 @@ class Journal:
     def _require(self, count: int, available: int, folder: str) -> None:
         if count > available:
             raise FlatlensError(
-                f"The checkpoint belongs to {count} records, but {folder} has {available}; give "
-                "the folder that the checkpoint was made with."
+                f"The checkpoint belongs to {counted(count, 'record')}, but {folder} has "
+                f"{available}; give the folder that the checkpoint was made with."
             )
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flatlens.data.arrays import Data
 from flatlens.data.datasets import load
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, counted
 from flatlens.training.config import Config
 
 
@@ -47,7 +47,9 @@ def load_data(config: Config) -> Data:
     data = load(config.data, **classes, **config.data_options)
     there, n = len(data.x_train), config.train_size
     if n is not None and n > there:
-        raise FlatlensError(f"train_size is {n}, but {config.data} has only {there} samples.")
+        raise FlatlensError(
+            f"train_size is {n}, but {config.data} has only {counted(there, 'sample')}."
+        )
     if config.samples > (n or there):
         raise FlatlensError(f"samples is {config.samples}, but there are only {n or there}.")
     _check_finite(config.data, data)
@@ -84,7 +86,9 @@ def make_targets(y: Shaped[Tensor, "n ..."], N: int, config: Config) -> Shaped[T
     if y.is_floating_point():
         y = y.reshape(len(y), math.prod(y.shape[1:]))  # not -1: there may be no sample
         if y.shape[1] != N:
-            raise FlatlensError(f"The network has {N} outputs for targets of {y.shape[1]} columns.")
+            raise FlatlensError(
+                f"The network has {counted(N, 'output')} for targets of {y.shape[1]} columns."
+            )
         return y
     if len(y) and int(y.max()) >= N:
         raise FlatlensError(

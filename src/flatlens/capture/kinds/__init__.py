@@ -15,7 +15,6 @@ from flatlens.capture.kinds import (
     broadcast,
     convolution,
     embedding,
-    linear,
     normalisation,
     product_calls,
     recurrent,
@@ -24,7 +23,6 @@ from flatlens.capture.kinds import (
 Handler = Callable[..., Any]
 
 HANDLERS: dict[Any, Handler] = {
-    **linear.HANDLERS,
     **convolution.HANDLERS,
     **embedding.HANDLERS,
     **normalisation.HANDLERS,

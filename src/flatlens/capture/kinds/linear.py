@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -103,13 +102,10 @@ def block_diagonal_norms(
     return torch.where(upper > 0, upper / scale.amin(2), 0.0).amax(1)
 
 
-def _linear(recording: Recording, func: Any, args: Any, kwargs: Any) -> Tensor:
-    return call_linear(recording, *args, **kwargs)
-
-
 def call_linear(
     recording: Recording, input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
+    """Compute ``F.linear`` with a matrix and note it as a layer."""
     if weight.dim() != 2 or input.numel() == 0:  # a dot product, or nothing at all
         return F.linear(input, weight, bias)
     if bias is not None and bias.shape != weight.shape[:1]:  # it is broadcast
@@ -129,6 +125,3 @@ def addmm(recording: Recording, bias: Tensor, input: Tensor, weight: Tensor) -> 
     layer = Linear(weight, own, input.shape, z.shape, turned=True)
     given = recording.add_call(layer, input, alias, total, z)
     return given if own is not None else broadcast(recording, torch.add, (given, bias), {})
-
-
-HANDLERS = {F.linear: _linear}

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from flatlens.capture.kinds.broadcast import broadcast
-from flatlens.capture.kinds.linear import addmm
+from flatlens.capture.kinds.linear import addmm, call_linear
 from flatlens.capture.kinds.products import are_plain, is_product, note_product
 from flatlens.capture.labels import Dimensions, Labels, einsum_labels, matmul_labels
 from flatlens.capture.recording import Recording
@@ -46,6 +47,14 @@ def _matmul(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
     a, b = args
     return multiply(recording, a, b, matmul_labels(a.dim(), b.dim()), func)
+
+
+def _linear(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+    """``F.linear``; a weight of one dimension makes it a dot product without a bias."""
+    named = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+    if named["weight"].dim() == 1 and named.get("bias") is None:
+        return _matmul(recording, torch.matmul, (named["input"], named["weight"]), {})
+    return call_linear(recording, **named)
 
 
 def _reversed_matmul(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
@@ -183,6 +192,7 @@ def _summed(value: Tensor, labels: Labels, needed: set[int]) -> tuple[Tensor, La
 
 
 HANDLERS: dict[Any, Callable[..., Any]] = {
+    F.linear: _linear,
     **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.linalg.matmul), _matmul),
     **dict.fromkeys((torch.mm, Tensor.mm, torch.bmm, Tensor.bmm, torch.mv, Tensor.mv), _matmul),
     **dict.fromkeys((torch.dot, Tensor.dot), _matmul),
