@@ -76,8 +76,9 @@ def test_wrappers_change_nothing(wrap):
     same_as_plain(wrap(network()))
 
 
-def test_checkpointing_that_is_not_reentrant_changes_nothing():
-    same_as_plain(Inside(lambda part, x: checkpoint(part, x, use_reentrant=False)))
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_changes_nothing(reentrant):
+    same_as_plain(Inside(lambda part, x: checkpoint(part, x, use_reentrant=reentrant)))
 
 
 def test_distributed_data_parallel_changes_nothing(one_process):
@@ -159,9 +160,6 @@ def test_a_pruned_weight_is_computed():
 
 REFUSED = {
     "autocast inside": lambda: Inside(with_autocast),
-    "reentrant checkpointing": lambda: Inside(
-        lambda part, x: checkpoint(part, x, use_reentrant=True)
-    ),
     "dynamic quantisation": lambda: torch.ao.quantization.quantize_dynamic(network(), {nn.Linear}),
 }
 
