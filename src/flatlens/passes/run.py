@@ -18,9 +18,10 @@ from torch.nn.parameter import is_lazy
 
 from flatlens.algebra.buffers import Buffers
 from flatlens.capture.chain import Chain, find_chain
-from flatlens.capture.inputs import Inputs, check_alone, check_finite
+from flatlens.capture.inputs import Inputs, check_alone, check_finite, outputs
 from flatlens.capture.no_trace import float_copy, in_float, original, untouched
 from flatlens.capture.recording import CapturePlan
+from flatlens.capture.weights import whole_weights
 from flatlens.errors import FlatlensError
 from flatlens.passes.arrangement import Arrangement, arrange
 from flatlens.passes.assemble import assemble
@@ -78,23 +79,45 @@ def look(
     Raises:
         FlatlensError: if the network cannot be measured, with the reason.
     """
-    model, dtype, notes = in_float(original(model))
+    batches = iter(batches)
+    first_batch = next(batches, None)
+    model = original(model)
+    with whole_weights(model, partial(_outputs_of_a_sample, first_batch, request)) as notes:
+        return _look_whole(model, first_batch, batches, request, notes, make_strategy)
+
+
+def _outputs_of_a_sample(first_batch: Inputs | None, request: Request, model: nn.Module) -> Tensor:
+    """Run a model on its first sample."""
+    if first_batch is None:
+        raise FlatlensError(NO_SAMPLES)
+    return outputs(first_batch.take(slice(0, 1)), model, request.output)
+
+
+def _look_whole(
+    model: nn.Module,
+    first_batch: Inputs | None,
+    batches: Iterable[Inputs],
+    request: Request,
+    where: list[str],
+    make_strategy: MakeStrategy | None,
+) -> Probe:
+    """Measure a network whose parameters are all here; ``where`` says that they came from afar."""
+    model, dtype, notes = in_float(model)
     lazy = [name for name, p in model.named_parameters() if is_lazy(p)]
     if lazy:
         raise FlatlensError(
             f"{', '.join(lazy)} have no values yet; run the model once on a sample before measuring"
         )
-    batches = iter(batches)
-    first_batch = next(batches, None)
     try:
-        return _look(model, dtype, first_batch, batches, request, notes, make_strategy)
+        probe = _look(model, dtype, first_batch, batches, request, notes, make_strategy)
     except NeedsFloat64Error as why:
         if why.in_a_later_batch:
             raise
         note = "small derivatives are lost in float32: measured on a float64 copy of the model"
         copied = float_copy(model, torch.float64)
         notes = [*notes, note]
-        return _look(copied, torch.float64, first_batch, batches, request, notes, make_strategy)
+        probe = _look(copied, torch.float64, first_batch, batches, request, notes, make_strategy)
+    return probe.with_notes(*where)
 
 
 def _look(
