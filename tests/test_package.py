@@ -124,6 +124,7 @@ BROKEN_HOUSE = {
         "b.py": "from house_of_cards import c\n",
         "c.py": "from house_of_cards.a import f\n",
     },
+    "empty_names": {"a.py": "def f(rows):\n    return rows\n"},
 }
 
 
@@ -134,6 +135,32 @@ def test_each_promise_can_be_broken(rule, tmp_path):
     for name, text in BROKEN_HOUSE[rule].items():
         (package / name).write_text(text)
     assert {name for name in house.RULES if house.RULES[name](package)} == {rule}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "for found in (): pass",
+        "[told for told in ()]",
+        "x.kept = 1",
+        "def made(): pass",
+        "class things: pass",
+        "lambda one: 1",
+        "def f(*, first=1): pass",
+        "a, (b, *rows) = x",
+        "import x as parts",
+        "with x as found: pass",
+        "if (found := 1): pass",
+    ],
+)
+def test_a_name_that_says_nothing_is_seen_wherever_it_is_given(line, tmp_path):
+    (tmp_path / "a.py").write_text(line)
+    assert house.empty_names(tmp_path)
+
+
+def test_names_that_hold_such_a_word_and_uses_of_others_names_are_fine(tmp_path):
+    (tmp_path / "a.py").write_text("sample_rows = table.rows\nfirst_layer = f(first=1)\n")
+    assert not house.empty_names(tmp_path)
 
 
 def test_what_the_house_allows(tmp_path):

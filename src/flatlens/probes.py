@@ -288,7 +288,7 @@ def _joined_chain(chains: list[Chain | None]) -> Chain | None:
     return total
 
 
-def _alike(one: Probe, other: Probe) -> bool:
+def _alike(left: Probe, right: Probe) -> bool:
     """Whether two probes are of one network: the same shapes, and parameters of the same norms.
 
     Samples of one network may take different layers. Layers of the same name must be alike.
@@ -297,9 +297,9 @@ def _alike(one: Probe, other: Probe) -> bool:
     def shape(p: Probe) -> Any:
         return p.N, p.M, p.dtype, bool(p.layers), [(q.name, q.numel) for q in p.parameters]
 
-    if shape(one) != shape(other):
+    if shape(left) != shape(right):
         return False
-    pairs = [(q, _named(other, q.name)) for q in one.layers]
+    pairs = [(q, _named(right, q.name)) for q in left.layers]
     return all(theirs is None or _alike_layers(mine, theirs) for mine, theirs in pairs)
 
 

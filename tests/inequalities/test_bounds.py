@@ -878,7 +878,12 @@ def test_a_forgotten_condition_is_caught(monkeypatch, condition):
 
     # A row about the first layer stays one, even if it asks nothing of it any more.
     weaker = tuple(
-        replace(row, first=without(row.first), each=without(row.each), about_first=bool(row.first))
+        replace(
+            row,
+            first_layer=without(row.first_layer),
+            each=without(row.each),
+            about_first=bool(row.first_layer),
+        )
         for row in table.TABLE
     )
     monkeypatch.setattr(table, "TABLE", weaker)

@@ -7,7 +7,7 @@ from traps import ZOO
 
 import flatlens as fl
 from flatlens.passes import exact
-from flatlens.passes.rows import NeedsEachOutputError
+from flatlens.passes.derivative_rows import NeedsEachOutputError
 
 NARROW = ["narrow_head", "narrow_head_then_sigmoid", "narrow_head_then_softmax_reshaped"]
 NARROW += ["narrow_head_of_lower_rank", "narrow_head_frozen"]

@@ -146,8 +146,8 @@ class _Signs:
 
 def _split(terms: Rows, sizes: dict[str, int]) -> Float[Tensor, "k s"]:
     """The sum of each row over each block, float64."""
-    parts = terms.split(list(sizes.values()), 1)
-    return torch.stack([part.sum(1, dtype=torch.float64) for part in parts], 1).cpu()
+    terms_by_block = terms.split(list(sizes.values()), 1)
+    return torch.stack([part.sum(1, dtype=torch.float64) for part in terms_by_block], 1).cpu()
 
 
 def _off(Q: Float[Tensor, "q P"], v: Rows) -> Rows:

@@ -57,8 +57,8 @@ def weight_gradient(calls: Sequence[SharedWeight], invariant: bool = False) -> W
         route, entries = _by_forming, N * i * o
     block = max(1, tuning.BLOCK_ENTRIES // (g * entries))
     W2 = W.square()
-    parts = [route(*joined, W, W2, invariant) for joined in blocks(calls, block)]
-    return WeightSums(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    sums_by_block = [route(*joined, W, W2, invariant) for joined in blocks(calls, block)]
+    return WeightSums(*(torch.cat(column) for column in zip(*sums_by_block, strict=True)))
 
 
 Rows = Float[Tensor, "b g No T"]
@@ -89,8 +89,8 @@ def _by_forming(J: Rows, u: Patches, W: Weight, W2: Weight, invariant: bool) -> 
     inputs = min(i, max(tuning.FEWEST_BLOCK_INPUTS, tuning.BLOCK_ENTRIES // (b * g * N * o)))
     directions = max(1, tuning.BLOCK_ENTRIES // (b * g * inputs * o))
     for block in J.split(directions * o, 2):
-        parts = (t.split(inputs, dim) for t, dim in ((u, 2), (W.mT, 1), (W2.mT, 1)))
-        for part, w, w2 in zip(*parts, strict=True):
+        pieces = (t.split(inputs, dim) for t, dim in ((u, 2), (W.mT, 1), (W2.mT, 1)))
+        for part, w, w2 in zip(*pieces, strict=True):
             grad = (part @ block.mT).unflatten(3, (-1, o))  # [b, g, inputs, directions, o]
             if invariant:
                 sums[2] += summed((grad * w.unsqueeze(2)).sum(4).square())

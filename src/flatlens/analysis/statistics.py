@@ -136,33 +136,33 @@ def jackknife(
 
 
 def leave_out(
-    statistic: Callable[[Index], Any], rows: Index, units: Sequence[Index], batched: bool
+    statistic: Callable[[Index], Any], row_numbers: Index, units: Sequence[Index], batched: bool
 ) -> Array:
     """Return the statistic of all rows without each unit in turn.
 
     Args:
         statistic: function of row numbers.
-        rows: all row numbers.
+        row_numbers: all row numbers.
         units: the row numbers of each unit.
         batched: call the statistic for many units at once, which is many times faster.
 
     >>> units = [np.array([0]), np.array([1, 2])]
-    >>> leave_out(lambda rows: rows.sum(axis=-1), np.arange(4), units, batched=True)
+    >>> leave_out(lambda numbers: numbers.sum(axis=-1), np.arange(4), units, batched=True)
     array([6., 3.])
     """
     if not batched:
-        return np.array([float(statistic(np.setdiff1d(rows, unit))) for unit in units])
+        return np.array([float(statistic(np.setdiff1d(row_numbers, unit))) for unit in units])
     values = np.empty(len(units))
     sizes = np.array([len(unit) for unit in units])
     for size in np.unique(sizes):  # tables need lines of one length
         alike = np.flatnonzero(sizes == size)
-        lines = max(1, BATCH // len(rows))
+        lines = max(1, BATCH // len(row_numbers))
         for start in range(0, len(alike), lines):
             chosen = alike[start : start + lines]
-            inside = np.ones((len(chosen), len(rows)), dtype=bool)
+            inside = np.ones((len(chosen), len(row_numbers)), dtype=bool)
             for line, unit in enumerate(chosen):
                 inside[line, units[unit]] = False
-            table = np.broadcast_to(rows, inside.shape)[inside].reshape(len(chosen), -1)
+            table = np.broadcast_to(row_numbers, inside.shape)[inside].reshape(len(chosen), -1)
             values[chosen] = statistic(table)
     return values
 

@@ -37,20 +37,22 @@ def split(t: Tensor, layout: Layout | None, batch: int) -> Tensor:
     return t.unsqueeze(0) if layout is None else layout.split(t, batch)
 
 
-def find_layout(one: Tensor, two: Tensor) -> Layout | None:
-    """Find the layout under which a tensor of two samples shows the first sample as ``one`` does.
+def find_layout(single: Tensor, pair: Tensor) -> Layout | None:
+    """Find the layout under which ``pair`` (two samples) shows the first as ``single`` does.
 
     Returns None where no layout or more than one layout fits. Such samples are measured one at a
     time.
     """
-    grown = [d for d in range(one.dim()) if one.shape[d] != two.shape[d]]
-    if one.dim() != two.dim() or len(grown) != 1 or two.shape[grown[0]] != 2 * one.shape[grown[0]]:
+    grown = [d for d in range(single.dim()) if single.shape[d] != pair.shape[d]]
+    if single.dim() != pair.dim() or len(grown) != 1:
         return None
-    dim, repeat = grown[0], one.shape[grown[0]]
+    dim, repeat = grown[0], single.shape[grown[0]]
+    if pair.shape[dim] != 2 * repeat:
+        return None
     fitting = []
     for inner in (False, True) if repeat > 1 else (False,):
         layout = Layout(dim, repeat, inner)
-        if close(layout.split(two, 2)[0], layout.split(one, 1)[0]):
+        if close(layout.split(pair, 2)[0], layout.split(single, 1)[0]):
             fitting.append(layout)
     return fitting[0] if len(fitting) == 1 else None
 

@@ -249,8 +249,8 @@ class _Values:
                 self.tensor.detach().copy_(self.copy)
 
 
-def _same_memory(one: Tensor, two: Tensor) -> bool:
-    return one.shape == two.shape and one.dtype == two.dtype and one.data_ptr() == two.data_ptr()
+def _same_memory(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.data_ptr() == b.data_ptr()
 
 
 @contextlib.contextmanager

@@ -141,15 +141,15 @@ class Surface:
 
     def tensors(self, v: Float[Tensor, "*k P"]) -> list[Tensor]:
         """Rows -> one tensor per parameter, the rows first."""
-        parts = v.split(list(self.sizes.values()), -1)
-        named = zip(parts, self.parameters.values(), strict=True)
+        columns = v.split(list(self.sizes.values()), -1)
+        named = zip(columns, self.parameters.values(), strict=True)
         return [part.reshape(v.shape[:-1] + p.shape).to(p) for part, p in named]
 
     @property
     def theta(self) -> Float[Tensor, " P"]:
         """The parameters as one row."""
-        parts = [p.detach().reshape(-1).to(self.like) for p in self.parameters.values()]
-        return torch.cat(parts)
+        flat = [p.detach().reshape(-1).to(self.like) for p in self.parameters.values()]
+        return torch.cat(flat)
 
     def values(self, thetas: Float[Tensor, "k P"]) -> list[float]:
         """The mean loss at other parameters, row by row (the model's own are not touched)."""
@@ -167,11 +167,11 @@ class Surface:
         def call(*args: Any, **named: Any) -> Any:
             return torch.func.functional_call(self.net.model, changed, args, named)
 
-        parts = [
+        losses = [
             self.loss(self.net.outputs(inputs, call), self.y[samples]).sum(dtype=torch.float64)
             for inputs, samples in self.net.chunks()
         ]
-        return torch.stack(parts).sum() / self.net.n
+        return torch.stack(losses).sum() / self.net.n
 
     def products(self, V: Float[Tensor, "k P"]) -> Float[Tensor, "k P"]:
         """H V^T as rows, H the Hessian of the mean loss.
@@ -265,14 +265,14 @@ class Surface:
             return torch.zeros_like(V)
 
         def back(v: Tensor, batched: bool) -> Tensor:
-            parts = self.tensors(v)
+            directions = self.tensors(v)
             products = self._gradients(
-                [gradient[i] for i in alive], grad_outputs=[parts[i] for i in alive],
+                [gradient[i] for i in alive], grad_outputs=[directions[i] for i in alive],
                 retain_graph=True, is_grads_batched=batched,
             )  # fmt: skip
             by_parameter = [
                 torch.zeros_like(q) if g is None else g
-                for g, q in zip(products, parts, strict=True)
+                for g, q in zip(products, directions, strict=True)
             ]
             return torch.cat([g.reshape(*v.shape[:-1], -1).to(v) for g in by_parameter], -1)
 

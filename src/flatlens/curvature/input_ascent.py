@@ -48,7 +48,7 @@ def input_sensitivity_ascent(
         raise FlatlensError("give start above 0 and a number of steps that is not negative")
     check_positive("lr", lr, "a learning rate")
     generator = torch.Generator().manual_seed(seed)
-    parts: list[list[Tensor]] = []
+    ratios_by_chunk: list[list[Tensor]] = []
     with network(model, x, output, chunk) as net:
         for inputs, _ in net.chunks():
             if not inputs.floating:
@@ -76,8 +76,8 @@ def input_sensitivity_ascent(
                 climb.step()
                 ratios[-1] = ratios[-1].detach()
                 ratios.append(_ratio(net, inputs, delta, f))
-            parts.append([r.detach().double().cpu() for r in ratios])
-    history = [torch.cat(r).numpy() for r in zip(*parts, strict=True)]
+            ratios_by_chunk.append([r.detach().double().cpu() for r in ratios])
+    history = [torch.cat(r).numpy() for r in zip(*ratios_by_chunk, strict=True)]
     return Estimate(
         float(history[-1].mean()),
         float("nan"),  # how far the ascent is from its end is not known

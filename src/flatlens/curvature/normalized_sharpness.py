@@ -113,5 +113,5 @@ def _squares(J: Float[Tensor, "b g o T"], u: Float[Tensor, "b g i T"]) -> Float[
         J2, u2 = J.squeeze(-1).double().square(), u.squeeze(-1).double().square()
         return torch.einsum("bgo,bgi->goi", J2, u2)
     block = max(1, tuning.BLOCK_ENTRIES // (J.shape[1] * J.shape[2] * u.shape[2]))
-    parts = zip(J.split(block), u.split(block), strict=True)
-    return torch.stack([(a @ b.mT).double().square().sum(0) for a, b in parts]).sum(0)
+    blocks = zip(J.split(block), u.split(block), strict=True)
+    return torch.stack([(a @ b.mT).double().square().sum(0) for a, b in blocks]).sum(0)

@@ -26,21 +26,21 @@ class SeenLayers:
     def __init__(self, net: Network) -> None:
         self.net = net
         inputs = net.batches[0]
-        self.f, self.one = record(net, inputs.take(slice(0, 1)))
+        self.f, self.single_calls = record(net, inputs.take(slice(0, 1)))
         self.graph = Graph(self.f) if self.f.requires_grad else None
         self.calls: dict[str, list[Call]] = {}
         self.place: dict[str, int] = {}  # of the last call
         self.last_linear: Call | None = None
         names = {id(p): name for name, p in net.model.named_parameters() if p.requires_grad}
-        for place, call in enumerate(self.one):
+        for place, call in enumerate(self.single_calls):
             reached = self.graph is not None and call.out.node in self.graph.nodes
             if reached and call.layer.is_linear:
                 self.last_linear = call
             if reached and (name := names.get(id(call.layer.weight))) is not None:
                 self.calls.setdefault(name, []).append(call)
                 self.place[name] = place
-        two = record(net, inputs.take(slice(0, 2)))[1] if inputs.n > 1 else []
-        self.pairs = two if len(two) == len(self.one) else []
+        pair_calls = record(net, inputs.take(slice(0, 2)))[1] if inputs.n > 1 else []
+        self.pairs = pair_calls if len(pair_calls) == len(self.single_calls) else []
 
     def find(self, layer: str | None, names: list[str]) -> str:
         """The weight parameter of a layer's name; by default the last one of ``names``."""

@@ -45,7 +45,7 @@ def read(
     if channels not in MODES:
         raise FlatlensError(f"channels={channels} of {path} must be 3 (colour) or 1 (grey).")
     one_size = (shape[0], shape[-1]) if shape else None
-    train, test = parts(path)
+    train, test = split_folders(path)
     names = class_names(train)
     x, y = read_part(train, names, one_size, channels)
     if empty := set(range(len(names))) - set(y.tolist()):
@@ -61,7 +61,7 @@ def read(
     return names, (x, y), (x_test, y_test)
 
 
-def parts(path: Path) -> tuple[Path, Path | None]:
+def split_folders(path: Path) -> tuple[Path, Path | None]:
     """Return the folder to train on and, if there, the one to test on: train/ and test/ or val/."""
     if not path.is_dir():
         raise FlatlensError(f"{path} is not a folder.")

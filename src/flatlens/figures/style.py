@@ -84,12 +84,12 @@ def name(column: str) -> str:
     return NAMES.get(column, column.replace("_", " "))
 
 
-def figure(rows: int, columns: int, height: float, **options: Any) -> tuple[Figure, Any]:
-    """Return a figure of one text width, and its axes as an array `[rows, columns]`."""
+def figure(row_count: int, column_count: int, height: float, **options: Any) -> tuple[Figure, Any]:
+    """Return a figure of one text width, and its axes as an array `[row_count, column_count]`."""
     # Figure rather than pyplot: no window, no state shared with the caller's own figures
     layout = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03, wspace=0.04, hspace=0.04)
     new = Figure(figsize=(WIDTH, height), layout=layout)
-    return new, new.subplots(rows, columns, squeeze=False, **options)
+    return new, new.subplots(row_count, column_count, squeeze=False, **options)
 
 
 @contextmanager

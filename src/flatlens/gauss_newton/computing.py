@@ -176,7 +176,7 @@ def _exact(job: _Job, memory: int) -> Spectrum:
         p = look(job.model, (b for b, _ in batches(job.x)), job.request, strategy_for(ledger))
         if len(K) == 0:
             device = next((p.device for p in job.model.parameters()), torch.device("cpu"))
-            K = torch.zeros(ledger.rows, ledger.rows, dtype=torch.float64, device=device)
+            K = torch.zeros(ledger.gradients, ledger.gradients, dtype=torch.float64, device=device)
         for name in sorted(ledger.names(), key=module_of):
             own = ledger.gram_of(name, K)
             layers.add(name, own, open_modules={module_of(other) for other in ledger.pending()})

@@ -107,7 +107,7 @@ class Products:
     @staticmethod
     def joined(factors: Sequence[Products]) -> Products:
         """Return one factor with the gradients of all."""
-        u, J = (torch.cat(parts) for parts in zip(*((f.u, f.J) for f in factors), strict=True))
+        u, J = (torch.cat(columns) for columns in zip(*((f.u, f.J) for f in factors), strict=True))
         return Products(u, J, factors[0].order)
 
     def gram(self) -> Gram:
@@ -212,12 +212,12 @@ def gram_of(factors: Sequence[Factor]) -> Gram:
 def _add_by_pairs(K: Gram, J: Float[Tensor, "b N o T"], u: Float[Tensor, "b i T"]) -> None:
     """Add sum_pq <J_ap, J_bq> <u_p, u_q>, a block of samples at a time; K is symmetric."""
     b, N, o, T = J.shape
-    rows, patches = J.permute(0, 1, 3, 2).reshape(b, N * T, o), u.mT  # [b, N T, o], [b, T, i]
+    J_rows, patches = J.permute(0, 1, 3, 2).reshape(b, N * T, o), u.mT  # [b, N T, o], [b, T, i]
     block = max(1, int((8 * tuning.BLOCK_ENTRIES) ** 0.5) // (N * T))
     for s in range(0, b, block):
         for t in range(s, b, block):
             left, right = slice(s, min(s + block, b)), slice(t, min(t + block, b))
-            JJ = rows[left].flatten(0, 1) @ rows[right].flatten(0, 1).mT
+            JJ = J_rows[left].flatten(0, 1) @ J_rows[right].flatten(0, 1).mT
             uu = patches[left].flatten(0, 1) @ patches[right].flatten(0, 1).mT
             m, k = left.stop - s, right.stop - t
             pairs = JJ.view(m, N, T, k, N, T) * uu.view(m, 1, T, k, 1, T)

@@ -27,11 +27,11 @@ from flatlens.gauss_newton.factors import (
 )
 from flatlens.passes.choice import Choice
 from flatlens.passes.columns import ChunkColumns
+from flatlens.passes.derivative_rows import Rows, Setup, set_up
 from flatlens.passes.exact import exact_rows, loss_directions
 from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.independence import Layouts
 from flatlens.passes.request import Request
-from flatlens.passes.rows import Rows, Setup, set_up
 from flatlens.passes.run import MakeStrategy
 
 Gram = Float[Tensor, "r r"]
@@ -52,7 +52,7 @@ class Ledger:
         done: names of parameters of earlier rounds.
         waiting: names of parameters for later rounds.
         factors: by parameter, the number of its first gradient and the factor.
-        rows: number of gradients so far.
+        gradients: number of gradients so far.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Ledger:
         self.memory, self.samples, self.largest, self.done = memory, samples, largest, done
         self.waiting: set[str] = set()
         self.factors: dict[str, list[tuple[int, Factor]]] = {}
-        self.rows = 0
+        self.gradients = 0
 
     def check_size(self, outputs: int) -> None:
         """Refuse a Gram matrix that is too large.
@@ -69,20 +69,20 @@ class Ledger:
         Raises:
             TooLargeError: if all samples have more than ``largest`` gradients.
         """
-        rows = self.samples * outputs
-        if rows > self.largest:
+        gradients = self.samples * outputs
+        if gradients > self.largest:
             raise TooLargeError(
-                f"{self.samples} samples of {outputs} outputs have {rows} gradients, more than "
-                f"max_size={self.largest}"
+                f"{self.samples} samples of {outputs} outputs have {gradients} gradients, "
+                f"more than max_size={self.largest}"
             )
 
-    def add(self, factors: Iterator[tuple[str, Factor]], batch: int, rows: int) -> None:
+    def add(self, factors: Iterator[tuple[str, Factor]], batch: int, gradients: int) -> None:
         """Take the factors of one chunk.
 
         Args:
             factors: by parameter.
             batch: samples of the chunk.
-            rows: gradients of the chunk.
+            gradients: gradients of the chunk.
 
         Raises:
             TooLargeError: if one parameter alone does not fit the memory.
@@ -91,18 +91,19 @@ class Ledger:
         for name, factor in factors:
             if name in self.done or name in self.waiting:
                 continue
-            needed = factor.nbytes * max(1, self.samples - self.rows * batch // rows) // batch
+            samples_left = max(1, self.samples - self.gradients * batch // gradients)
+            needed = factor.nbytes * samples_left // batch
             new = name not in self.factors
             if new and needed > self.memory:
                 raise TooLargeError(
                     f"the gradients of {name} for all samples take {needed / 2**30:.1f} GiB"
                 )
-            if new and used + needed > self.memory and self.rows == 0:
+            if new and used + needed > self.memory and self.gradients == 0:
                 self.waiting.add(name)
                 continue
             used += needed if new else 0
-            self.factors.setdefault(name, []).append((self.rows, factor))
-        self.rows += rows
+            self.factors.setdefault(name, []).append((self.gradients, factor))
+        self.gradients += gradients
 
     def names(self) -> list[str]:
         """Names of the parameters of this round."""
@@ -151,8 +152,8 @@ class GramStrategy:
             use_head=False, spectra=False,
         )  # fmt: skip
         self.ledger.check_size(setup.outputs)
-        rows = exact_rows(setup)
-        factors = _factors(setup, rows)
+        rows_by_edge = exact_rows(setup)
+        factors = _factors(setup, rows_by_edge)
         self.ledger.add(factors, setup.batch, setup.batch * setup.outputs)
         nothing = setup.f.new_zeros(setup.batch, dtype=torch.float64)
         columns: dict[Key, Tensor] = {("output",): setup.f.detach()}
@@ -169,7 +170,7 @@ def strategy_for(ledger: Ledger) -> MakeStrategy:
     return make
 
 
-def _factors(setup: Setup, rows: Rows) -> Iterator[tuple[str, Factor]]:
+def _factors(setup: Setup, rows_by_edge: Rows) -> Iterator[tuple[str, Factor]]:
     """Yield the factor of every trainable parameter that the outputs of a chunk depend on."""
     plan, start = setup.plan.parameters, setup.forward.start
     for positions in setup.positions:
@@ -179,13 +180,14 @@ def _factors(setup: Setup, rows: Rows) -> Iterator[tuple[str, Factor]]:
             yield owner, _weight(setup, group)
     for name, p in setup.named:
         if name in plan.slow:
-            yield name, _vectors(rows[plan.slow[name]], start)
+            yield name, _vectors(rows_by_edge[plan.slow[name]], start)
         elif name in plan.rules:
             users, copies = plan.rules[name]
-            uses = [setup.positions[i].bias_rows() for i in users] + [rows[k] for k in copies]
+            uses = [setup.positions[i].bias_rows() for i in users]
+            uses += [rows_by_edge[k] for k in copies]
             yield name, _vectors(torch.stack(uses).sum(0) if len(uses) > 1 else uses[0], start)
         elif name in plan.tables:
-            yield name, _table(setup, rows, name, p)
+            yield name, _table(setup, rows_by_edge, name, p)
 
 
 def _weight(setup: Setup, group: list[int]) -> Factor:
@@ -207,9 +209,9 @@ def _vectors(gradients: Float[Tensor, "b N numel"], start: int) -> Vectors:
     return Vectors(in_range(gradients.clone()).flatten(0, 1))
 
 
-def _table(setup: Setup, rows: Rows, name: str, p: Tensor) -> Lookups:
+def _table(setup: Setup, rows_by_edge: Rows, name: str, p: Tensor) -> Lookups:
     """A table: rows of all lookups side by side; a padding row has no gradient."""
-    looked_up = [(rows[k], t) for k, t in setup.plan.parameters.tables[name]]
+    looked_up = [(rows_by_edge[k], t) for k, t in setup.plan.parameters.tables[name]]
     values = torch.cat([g.unflatten(2, (-1, p.shape[1])) for g, _ in looked_up], 2)
     indices = torch.cat([t.indices for _, t in looked_up], 1)
     counts = torch.cat([t.indices != t.padding for _, t in looked_up], 1)

@@ -54,8 +54,9 @@ class GaussNewton:
         """Return G v for each row v."""
         total = torch.zeros_like(V)
         for inputs, samples in self.net.chunks():
-            f, w, first, H = self._whole or self._first(inputs, samples)
-            alive = [(g, p) for g, p in zip(first, self.parameters, strict=True) if g is not None]
+            f, w, gradients, H = self._whole or self._first(inputs, samples)
+            pairs = zip(gradients, self.parameters, strict=True)
+            alive = [(g, p) for g, p in pairs if g is not None]
             for k, v in enumerate(V):
                 direction = self.tensors(v)
                 try:
@@ -74,7 +75,7 @@ class GaussNewton:
                 HJv = (H @ Jv.unsqueeze(2)).squeeze(2)
                 total[k] += self._backward(f, HJv) / self.net.n
             if inputs.n == self.net.n:
-                self._whole = (f, w, first, H)
+                self._whole = (f, w, gradients, H)
         return total
 
     def _first(
@@ -83,11 +84,11 @@ class GaussNewton:
         """Run one chunk; return f, a zero weight w, J^T w with its graph, and the Hessian by f."""
         f = self._outputs(inputs)
         w = torch.zeros_like(f, requires_grad=True)
-        first = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             f, list(self.parameters.values()), w, create_graph=True, allow_unused=True
         )
         H = self.loss.hessian(f.detach(), self._targets(samples)).to(f)
-        return f, w, [g if g is not None and g.requires_grad else None for g in first], H
+        return f, w, [g if g is not None and g.requires_grad else None for g in gradients], H
 
     def _outputs(self, inputs: Inputs) -> Tensor:
         with sdpa_kernel(SDPBackend.MATH):

@@ -172,9 +172,9 @@ def _records(
     memory: int,
 ) -> list[dict[str, Any]]:
     """Compute the row of every place, some places at a time."""
-    found: dict[str, dict[str, Any]] = {}
+    records: dict[str, dict[str, Any]] = {}
     while True:
-        shelf = Shelf(memory, samples.count, layers, frozenset(found))
+        shelf = Shelf(memory, samples.count, layers, frozenset(records))
         p = look(model, (b for b, _ in batches(samples.x)), request, strategy_for(shelf))
         names = [place.name for place in shelf.places]
         if layers is not None and (unknown := sorted(set(layers) - set(names))):
@@ -185,9 +185,9 @@ def _records(
                 points = torch.cat(shelf.features.pop(place.name)).cpu()
                 is_head = place.name == classifier and place.weight is not None
                 head = place if is_head else Place(place.name)
-                found[place.name] = _record(head, points, samples, p.output)
+                records[place.name] = _record(head, points, samples, p.output)
         if not shelf.waiting:
-            return [found[name] for name in names if name in found]
+            return [records[name] for name in names if name in records]
 
 
 def _record(

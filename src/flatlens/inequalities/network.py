@@ -22,7 +22,7 @@ class Network:
 
     p: Probe
     S: float  # sharpness, Eq. 3
-    first: FirstLayers | None
+    first_layers: FirstLayers | None
     tolerance: float  # relative rounding that a comparison allows
     exact_untied: bool = False  # take ||D^-1 C||_2 itself instead of its cheap bound
 
@@ -33,8 +33,8 @@ class Network:
 
     def first_ratios(self, bias: bool = False) -> Float[Array, " n"]:
         """Return (||W_i1|| / x_i1)^2 of each sample's first layer."""
-        assert self.first is not None
-        return self.first.gather(lambda layer: ratios(layer, bias))
+        assert self.first_layers is not None
+        return self.first_layers.gather(lambda layer: ratios(layer, bias))
 
     @cached_property
     def scaled_minimum(self) -> Minimum:

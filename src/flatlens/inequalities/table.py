@@ -139,8 +139,8 @@ def rhs_eq11_bias(net: Network) -> float:
 
 def first_weight_gradients(net: Network) -> Array:
     """w_i1 of each sample's first layer."""
-    assert net.first is not None
-    return net.first.gather(lambda layer: layer.grad_weight)
+    assert net.first_layers is not None
+    return net.first_layers.gather(lambda layer: layer.grad_weight)
 
 
 def eq48_b(net: Network) -> float:
@@ -231,7 +231,7 @@ def inner_layers(net: Network) -> Sequence[LayerProbe]:
 def why_no_chain(net: Network) -> str | None:
     """Say why the network is not a chain of identity skips with a linear last layer."""
     inner, last = inner_layers(net), net.p.layers[-1]
-    if not inner or net.first is None or net.first.layers[0] is not inner[0]:
+    if not inner or net.first_layers is None or net.first_layers.layers[0] is not inner[0]:
         return "the network is no chain that starts at its input"
     if partly := [q for q in net.p.layers if not used_by(q).all()]:
         return f"some samples do not use {partly[0].name}"
@@ -273,11 +273,11 @@ def rhs_eq35(net: Network) -> float:
 def why_no_eq37(net: Network) -> str | None:
     """Say why Eq. 36 was not minimised for this network."""
     extra = net.p.first
-    if net.first is None:
+    if net.first_layers is None:
         return None
     if extra is None or extra.weight is None:
         return "the weight of the first layer differs from sample to sample"
-    layer = net.first.layers[0]
+    layer = net.first_layers.layers[0]
     if extra.curvature is not None and extra.crossed is not None:
         return None
     if reason := why_not_dense(net.p, layer):
@@ -305,8 +305,8 @@ def rhs_eq37(net: Network) -> float:
 
 def lhs_eq44(net: Network) -> float:
     """mean_i (1/d_i) sum_p x_ip^2 ||A_i[:, p]||^2, d_i the width of sample i's first layer."""
-    assert net.first is not None
-    return net.first.mean_by_width(input_invariant_mls.samples(net.p))
+    assert net.first_layers is not None
+    return net.first_layers.mean_by_width(input_invariant_mls.samples(net.p))
 
 
 def rhs_eq44(net: Network) -> float:
@@ -321,15 +321,15 @@ def why_no_eq44_shared(net: Network) -> str | None:
 
 def lhs_eq44_shared(net: Network) -> float:
     """mean_i (1/d_i) sum_j ||sum_p u_pj (J_p W)_j||^2, d_i the width of sample i's first layer."""
-    assert net.first is not None
+    assert net.first_layers is not None
     assert net.p.first is not None
-    return net.first.mean_by_width(net.p.first.invariant)
+    return net.first_layers.mean_by_width(net.p.first.invariant)
 
 
 def rhs_eq44_shared(net: Network) -> float:
     """The first weight's part of the adaptive sharpness."""
-    assert net.first is not None
-    return float(net.first.gather(lambda layer: layer.adaptive).mean())
+    assert net.first_layers is not None
+    return float(net.first_layers.gather(lambda layer: layer.adaptive).mean())
 
 
 # -- why a right-hand side is infinite ------------------------------------------------------------
@@ -354,7 +354,7 @@ def zero_input(
 
 def first_layers(net: Network) -> Sequence[LayerProbe]:
     """The layers that read the network's input."""
-    return net.first.layers if net.first else ()
+    return net.first_layers.layers if net.first_layers else ()
 
 
 def zero_patch(net: Network) -> str | None:
@@ -379,21 +379,21 @@ DENSE_ALL = "every layer has one position, a trainable weight used once, and no 
 
 TABLE: tuple[Row, ...] = (
     Row("eq6", "Eq. 6, k = 2", lhs_eq6, rhs_eq6, DENSE_FIRST,
-        first=PAPER_AT_THE_INPUT, infinite=zero_input(first_layers)),
+        first_layer=PAPER_AT_THE_INPUT, infinite=zero_input(first_layers)),
     Row("eq8", "Eq. 8", log_mean_volume, rhs_eq8, "AM-GM", needs_layers=False, logs=True),
     Row("eq9", "Eq. 9", log_mean_volume, rhs_eq9, DENSE_FIRST,
-        first=PAPER_AT_THE_INPUT, infinite=zero_input(first_layers), logs=True),
+        first_layer=PAPER_AT_THE_INPUT, infinite=zero_input(first_layers), logs=True),
     Row("eq10", "Eq. 10", lhs_eq10, rhs_eq10, DENSE_ALL,
         each=PAPER, infinite=zero_input(all_layers), logs=True),
     Row("eq11", "Eq. 11", lhs_mls, rhs_eq11, DENSE_FIRST,
-        first=PAPER_AT_THE_INPUT, infinite=zero_input(first_layers)),
+        first_layer=PAPER_AT_THE_INPUT, infinite=zero_input(first_layers)),
     Row("eq11_bias", "Eq. 11 with biases", lhs_mls, rhs_eq11_bias, DENSE_FIRST,
-        first=PAPER_AT_THE_INPUT, infinite=zero_input(first_layers, bias=True)),
+        first_layer=PAPER_AT_THE_INPUT, infinite=zero_input(first_layers, bias=True)),
     Row("eq48_ab", "Eq. 48, A <= B", lhs_mls, eq48_b, DENSE_FIRST,
-        first=PAPER_AT_THE_INPUT, infinite=zero_input(first_layers)),
+        first_layer=PAPER_AT_THE_INPUT, infinite=zero_input(first_layers)),
     Row("eq48_bc", "Eq. 48, B <= C", eq48_b, eq48_c, "Cauchy-Schwarz", about_first=True),
     Row("eq48_cd", "Eq. 48, C <= D", eq48_c, rhs_eq11, "the first layer's weight is part of S",
-        first=(why_not_counted,)),
+        first_layer=(why_not_counted,)),
     Row("eq12", "Eq. 12", lhs_nmls, rhs_eq12, DENSE_ALL,
         each=PAPER, infinite=zero_input(all_layers)),
     Row("eq12_bias", "Eq. 12 with biases", lhs_nmls, rhs_eq12_bias, DENSE_ALL,
@@ -408,18 +408,18 @@ TABLE: tuple[Row, ...] = (
         each=(why_not_dense, why_not_leaf), infinite=zero_input(all_layers), scale=lhs_nmls),
     Row("eq17_telescoped", "Eq. 17, telescoped", lhs_eq17_telescoped, rhs_eq17_telescoped,
         "a chain of identity skips with a linear last layer", not_applicable=why_no_chain,
-        first=(why_read_beside,), each=(why_not_dense, why_not_leaf), layers=inner_layers,
+        first_layer=(why_read_beside,), each=(why_not_dense, why_not_leaf), layers=inner_layers,
         infinite=zero_input(inner_layers), scale=lhs_mls),
     Row("eq35", "Eq. 35", lhs_eq35, rhs_eq35, DENSE_ALL, each=PAPER),
     Row("eq37", "Eq. 37", lhs_eq37, rhs_eq37, DENSE_FIRST,
-        not_applicable=why_no_eq37, first=PAPER_AT_THE_INPUT),
-    Row("eq44", "Eq. 44", lhs_eq44, rhs_eq44, DENSE_FIRST, first=PAPER_AT_THE_INPUT,
+        not_applicable=why_no_eq37, first_layer=PAPER_AT_THE_INPUT),
+    Row("eq44", "Eq. 44", lhs_eq44, rhs_eq44, DENSE_FIRST, first_layer=PAPER_AT_THE_INPUT,
         needs=COLUMNS),
     Row("eq44_shared", "Eq. 44, shared weights", lhs_eq44_shared, rhs_eq44_shared,
         "the first layer's weight is a trainable parameter used once",
-        not_applicable=why_no_eq44_shared, first=(why_not_leaf,), needs=COLUMNS),
+        not_applicable=why_no_eq44_shared, first_layer=(why_not_leaf,), needs=COLUMNS),
     Row("log_volume", "theory 3", lhs_log_volume, rhs_log_volume, DENSE_FIRST,
-        first=PAPER_AT_THE_INPUT, infinite=zero_input(first_layers, bias=True),
+        first_layer=PAPER_AT_THE_INPUT, infinite=zero_input(first_layers, bias=True),
         logs=True, show_logs=True),
     LIPSCHITZ,
 )  # fmt: skip

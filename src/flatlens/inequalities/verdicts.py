@@ -68,8 +68,9 @@ def all_layers(network: Network) -> Sequence[LayerProbe]:
 class Row:
     """One row of the table: how to compute both sides, and what its proof needs.
 
-    Both sides are functions of a :class:`Network`. A row whose ``first`` or ``about_first`` is set
-    is about the layer that reads the network's input and does not apply where there is none.
+    Both sides are functions of a :class:`Network`. A row whose ``first_layer`` or
+    ``about_first`` is set is about the layer that reads the network's input, and does not apply
+    where there is none.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Row:
     lhs: Callable[[Network], float]
     rhs: Callable[[Network], float]
     proven: str  # why it is a theorem where all conditions are met
-    first: tuple[Condition, ...] = ()  # asked of each sample's first layer
+    first_layer: tuple[Condition, ...] = ()  # asked of each sample's first layer
     each: tuple[Condition, ...] = ()  # asked of each of ``layers``
     layers: Callable[[Network], Sequence[LayerProbe]] = all_layers
     about_first: bool = False  # it reads the first layer without asking anything of it
@@ -92,7 +93,7 @@ class Row:
     @property
     def sums_over_layers(self) -> bool:
         """Whether a side is a sum over all layers, so that each of them must be measured."""
-        about_first = bool(self.first) or self.about_first
+        about_first = bool(self.first_layer) or self.about_first
         return self.needs_layers and not about_first and self.layers is all_layers
 
 
@@ -121,7 +122,8 @@ def _why_it_does_not_apply(row: Row, network: Network) -> str | None:
         return NO_LAYER if missing is None else f"{NO_LAYER}: {missing}"
     if reason := row.not_applicable(network):
         return reason
-    return NO_FIRST_LAYER if (row.first or row.about_first) and network.first is None else None
+    about_first = row.first_layer or row.about_first
+    return NO_FIRST_LAYER if about_first and network.first_layers is None else None
 
 
 def _missing(row: Row, reason: str) -> Inequality:
@@ -169,12 +171,12 @@ def _broken_condition(row: Row, network: Network) -> str | None:
 
 
 def _broken_proof(row: Row, network: Network) -> str | None:
-    if row.first and network.first is not None:
-        if network.first.without:
+    if row.first_layer and network.first_layers is not None:
+        if network.first_layers.without:
             return (
-                f"{network.first.without} of {network.p.n} samples have no measured layer that "
-                "reads the network's input itself"
+                f"{network.first_layers.without} of {network.p.n} samples have no measured layer "
+                "that reads the network's input itself"
             )
-        if reason := first_reason(network.p, network.first.layers, row.first):
+        if reason := first_reason(network.p, network.first_layers.layers, row.first_layer):
             return reason
     return first_reason(network.p, row.layers(network), row.each) if row.each else None

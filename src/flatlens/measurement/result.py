@@ -260,9 +260,9 @@ class Measurement:
         with saving.opened(path) as content:
             loss, aware = str(content["loss"]), None
             if part := content["loss_aware"]:
-                rows = saving.decode_bounds(content["loss_inequalities"])
+                bounds = saving.decode_bounds(content["loss_inequalities"])
                 numbers = saving.decode_numbers(part["quantities"])
-                aware = cls(saving.decode(part["probe"], Probe), numbers, rows, loss_name=loss)
+                aware = cls(saving.decode(part["probe"], Probe), numbers, bounds, loss_name=loss)
             return cls(
                 probe=saving.decode(content["probe"], Probe),
                 values=saving.decode_numbers(content["quantities"]),

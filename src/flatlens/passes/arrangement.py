@@ -66,12 +66,16 @@ def arrange(
     start = Arrangement(CapturePlan(None, clone), (None,) * len(calls))
     if inputs.n == 1 or asked == 1:
         return replace(start, alone=solo.f.detach())
-    one, two = inputs.take(slice(0, 1)), inputs.take(slice(0, 2))
+    first_sample, first_two = inputs.take(slice(0, 1)), inputs.take(slice(0, 2))
     if chunk == 1:
-        check_alone(subject.outputs_alone(two)[:1], solo.f, partial(subject.outputs_alone, one))
+        check_alone(
+            subject.outputs_alone(first_two)[:1],
+            solo.f,
+            partial(subject.outputs_alone, first_sample),
+        )
         return start
-    pair = run(two, CapturePlan())
-    check_alone(pair.f[:1], solo.f, partial(subject.outputs_alone, one))
+    pair = run(first_two, CapturePlan())
+    check_alone(pair.f[:1], solo.f, partial(subject.outputs_alone, first_sample))
     if len(calls) != len(pair.recording.calls):
         check_inputs(pair)
         return start.one_at_a_time("the number of layer calls depends on the batch")
@@ -88,7 +92,7 @@ def arrange(
             return arrangement.one_at_a_time(f"the rows of {name} cannot be assigned to samples")
     try:
         if pair.recording.events:  # with one copy of a parameter per sample
-            pair = run(two, arrangement.plan)
+            pair = run(first_two, arrangement.plan)
         for i in range(2):
             check_owners(subject, pair, arrangement.layouts, slice(i, i + 1))
     except NeedsSinglesError as why:
@@ -97,19 +101,19 @@ def arrange(
     return arrangement
 
 
-def call_layout(one: Call, two: Call) -> Layout | None:
+def call_layout(single: Call, pair: Call) -> Layout | None:
     """The layout of a call's input; features and pixels cannot hold the samples."""
-    layout = find_layout(one.x, two.x)
-    usable = layout is not None and one.layer.can_hold_samples(layout.dim)
+    layout = find_layout(single.x, pair.x)
+    usable = layout is not None and single.layer.can_hold_samples(layout.dim)
     return layout if usable else None
 
 
-def _batch_dims(one: list[torch.Size], two: list[torch.Size]) -> tuple[int | None, ...] | None:
+def _batch_dims(single: list[torch.Size], pair: list[torch.Size]) -> tuple[int | None, ...] | None:
     """Find in each result the dimension that went from 1 to 2 with the batch, if only one did."""
-    if len(one) != len(two):
+    if len(single) != len(pair):
         return None
     dims: list[int | None] = []
-    for a, b in zip(one, two, strict=True):
+    for a, b in zip(single, pair, strict=True):
         grown = [d for d in range(len(a)) if a[d] != b[d]] if len(a) == len(b) else []
         dims.append(grown[0] if len(grown) == 1 and (a[grown[0]], b[grown[0]]) == (1, 2) else None)
     return tuple(dims)

@@ -62,11 +62,11 @@ def assemble(table: ColumnTable, weight_norm: str, M: int, chunk: int) -> Probe:
 def _first(table: ColumnTable, arrays: dict[str, Array]) -> FirstLayerProbe | None:
     if not arrays:
         return None
-    first, n = table.first, table.n
+    first_layer, n = table.first_layer, table.n
     return FirstLayerProbe(
-        weight=None if first.weight is None else first.weight.double().cpu().numpy(),
+        weight=None if first_layer.weight is None else first_layer.weight.double().cpu().numpy(),
         **complete("first", arrays, n),
-        **{name: total.div(n).cpu().numpy() for name, total in first.sums.items()},
+        **{name: total.div(n).cpu().numpy() for name, total in first_layer.sums.items()},
     )
 
 

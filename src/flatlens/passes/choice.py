@@ -27,7 +27,7 @@ class Choice:
     Attributes:
         method: the strategy.
         chunk: samples at a time.
-        rows_at_once: rows of all layers that are kept at a time.
+        rows_at_once: rows of all layers that are stored at a time.
         products: products that an exact pass takes.
         why: a note for the user, or "" where there was nothing to choose.
     """
@@ -58,12 +58,14 @@ def choose(subject: Subject, request: Request, solo: Forward, n: int) -> Choice:
         products = outputs  # a narrow head's exact pass would hold a number for each pair
     exactly, why = _exact_or_sketch(request, products, solo, n)
     if not exactly:
-        chunk, kept = _chunk(subject, request, solo.recording, tuning.SKETCH_ROWS, False, n)
-        return Choice("sketch", chunk, kept, products, why)
-    chunk, kept = _chunk(subject, request, solo.recording, products, request.sharpness_alone, n)
+        chunk, rows_at_once = _chunk(subject, request, solo.recording, tuning.SKETCH_ROWS, False, n)
+        return Choice("sketch", chunk, rows_at_once, products, why)
+    chunk, rows_at_once = _chunk(
+        subject, request, solo.recording, products, request.sharpness_alone, n
+    )
     method: Literal["exact", "sharpness_only"]
     method = "sharpness_only" if request.sharpness_alone else "exact"
-    return Choice(method, chunk, kept, products, why)
+    return Choice(method, chunk, rows_at_once, products, why)
 
 
 def _exact_or_sketch(request: Request, products: int, solo: Forward, n: int) -> tuple[bool, str]:
@@ -99,48 +101,49 @@ def _seconds_per_product(solo: Forward) -> float:
 
 
 def _chunk(
-    subject: Subject, request: Request, recording: Recording, kept: int, alone: bool, n: int
+    subject: Subject, request: Request, recording: Recording, rows_at_once: int, alone: bool, n: int
 ) -> tuple[int, int]:
     """Choose samples at a time, and rows kept at a time, from an estimate of memory.
 
     ``alone`` says that only the sharpness is measured, which can keep few rows at a time.
     """
     if alone:
-        kept = min(kept, tuning.PRODUCTS_AT_ONCE)
-    size = bytes_per_sample(subject, recording, kept, alone)
+        rows_at_once = min(rows_at_once, tuning.PRODUCTS_AT_ONCE)
+    size = bytes_per_sample(subject, recording, rows_at_once, alone)
     memory, asked = request.memory, request.chunk
     enough = min(n, tuning.ENOUGH_SAMPLES)
     most = tuning.MOST_CHUNK_BYTES if memory is None else memory // enough
-    while alone and kept > 1 and size > most:
-        kept //= 2
-        size = bytes_per_sample(subject, recording, kept, alone)
+    while alone and rows_at_once > 1 and size > most:
+        rows_at_once //= 2
+        size = bytes_per_sample(subject, recording, rows_at_once, alone)
     if memory is not None:
         if size > memory:
             raise FlatlensError(
                 f"one sample needs about {size:,} bytes, more than memory={memory:,}; "
                 "raise it, or measure fewer outputs with output="
             )
-        return min(memory // size, asked or n), kept
+        return min(memory // size, asked or n), rows_at_once
     if asked is not None:
-        return asked, kept
+        return asked, rows_at_once
     fewest = tuning.SHARPNESS_FEWEST_SAMPLES if alone else tuning.FEWEST_SAMPLES
     room = tuning.SHARPNESS_CHUNK_BYTES if alone else tuning.CHUNK_BYTES
     largest = tuning.SHARPNESS_MOST_SAMPLES if alone else tuning.MOST_SAMPLES
     fewest = min(fewest, tuning.MOST_CHUNK_BYTES // size)
-    return max(1, fewest, min(room // size, largest)), kept
+    return max(1, fewest, min(room // size, largest)), rows_at_once
 
 
-def bytes_per_sample(subject: Subject, recording: Recording, kept: int, alone: bool) -> int:
-    """Estimate what one sample needs while its chunk runs, with ``kept`` rows of each layer."""
+def bytes_per_sample(subject: Subject, recording: Recording, rows_at_once: int, alone: bool) -> int:
+    """Estimate what one sample needs while its chunk runs, with ``rows_at_once`` rows a layer."""
     entries = 0
     for call in recording.calls:
         layer, outputs = call.layer, prod(call.layer.out_shape)
         dense = layer.is_linear and call.x.numel() == layer.matrix.shape[2]
-        stored = 0 if alone and dense else kept
+        stored = 0 if alone and dense else rows_at_once
         entries += (3 + stored) * (call.x.numel() + outputs) + layer.unrolled_entries
     seen = {id(t) for c in recording.calls for t in (c.parameter, c.layer.bias)}
     seen |= {id(t.parameter) for t in recording.lookups}
     others = (p.numel() for _, p in subject.named if p.requires_grad and id(p) not in seen)
-    entries += (3 + kept) * sum(others)
-    entries += sum((3 + kept) * t.indices.numel() * t.parameter.shape[1] for t in recording.lookups)
-    return max(1, entries) * torch.finfo(subject.dtype).bits // 8 + kept * kept * 8
+    entries += (3 + rows_at_once) * sum(others)
+    looked_up = sum(t.indices.numel() * t.parameter.shape[1] for t in recording.lookups)
+    entries += (3 + rows_at_once) * looked_up
+    return max(1, entries) * torch.finfo(subject.dtype).bits // 8 + rows_at_once * rows_at_once * 8

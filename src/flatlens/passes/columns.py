@@ -65,7 +65,7 @@ class ColumnTable:
         n: samples so far.
         slots: the layers that samples used.
         paths: the path of each parameter.
-        first: the layer that reads the input.
+        first_layer: the layer that reads the input.
         unmeasured: parameters with a linear map that is not measured as a layer, as keys.
     """
 
@@ -74,7 +74,7 @@ class ColumnTable:
         self.n = 0
         self.slots = Slots(subject)
         self.paths: dict[str, str] = {}
-        self.first = FirstLayer()
+        self.first_layer = FirstLayer()
         self.unmeasured: dict[str, None] = {}
         self._segments: dict[Shapes, Segment] = {}
         self._left = 0  # samples of the batch that are still to come
@@ -95,7 +95,7 @@ class ColumnTable:
             number = outputs.new_full((samples,), reading[0], dtype=torch.float64)
             columns["first", "slot"] = number
         slot = self.slots.all[reading[0]] if reading else None
-        self.first.add(self.n, slot, chunk.first_weight, chunk.sums)
+        self.first_layer.add(self.n, slot, chunk.first_weight, chunk.sums)
         for name, path in chunk.paths.items():
             self.paths[name] = max(path, self.paths.get(name, path), key=PATHS.index)
         shapes = tuple((key, column.shape[1:]) for key, column in columns.items())

@@ -13,12 +13,7 @@ from flatlens.algebra.sums import side_by_side
 from flatlens.capture.inputs import Inputs
 from flatlens.capture.recording import CapturePlan
 from flatlens.passes.columns import ChunkColumns
-from flatlens.passes.forward import Forward, Subject
-from flatlens.passes.head import mixed_rows
-from flatlens.passes.independence import Layouts
-from flatlens.passes.layer_columns import Asked, all_columns
-from flatlens.passes.request import Request
-from flatlens.passes.rows import (
+from flatlens.passes.derivative_rows import (
     NeedsEachOutputError,
     Rows,
     Setup,
@@ -27,6 +22,11 @@ from flatlens.passes.rows import (
     direct_mixture,
     set_up,
 )
+from flatlens.passes.forward import Forward, Subject
+from flatlens.passes.head import mixed_rows
+from flatlens.passes.independence import Layouts
+from flatlens.passes.layer_columns import Asked, all_columns
+from flatlens.passes.request import Request
 
 
 class Exact:
@@ -87,10 +87,10 @@ def exact_rows(setup: Setup) -> Rows:
     def take(call: int, v: int, grad: Tensor | None) -> None:
         setup.positions[call].take(v, grad)
 
-    rows = collect(setup, setup.directions, range(setup.count), False, take)
+    rows_by_edge = collect(setup, setup.directions, range(setup.count), False, take)
     if head is not None and direct is not None:
         for v in range(setup.outputs):
             take(head.call, v, head.jacobian[:, v])
-        A = side_by_side([rows[k] for k in setup.plan.inputs])
+        A = side_by_side([rows_by_edge[k] for k in setup.plan.inputs])
         check_head(direct, mixed_rows(head, A))
-    return rows
+    return rows_by_edge

@@ -32,29 +32,29 @@ class Head:
 
 
 def find_head(
-    graph: Graph, f: Tensor, calls: Sequence[Call], rows: Float[Tensor, "b k N"] | None
+    graph: Graph, f: Tensor, calls: Sequence[Call], target: Float[Tensor, "b k N"] | None
 ) -> Head | None:
-    """Return the head of f as [b, N], or of ``rows`` f, if it is narrower than that."""
-    if not calls or head_width(graph, f, calls[-1], rows) is None:
+    """Return the head of f as [b, N], or of ``target`` f, if it is narrower than that."""
+    if not calls or head_width(graph, f, calls[-1], target) is None:
         return None
     call = calls[-1]
     jacobian = _jacobian(graph, f, call)
     if bool((jacobian.abs().amax((1, 2)) < torch.finfo(f.dtype).eps ** 0.5).any()):
         return None  # saturated: mixtures of its outputs would be rounding, each alone is less so
-    jacobian = jacobian if rows is None else rows @ jacobian
+    jacobian = jacobian if target is None else target @ jacobian
     basis = torch.linalg.qr((jacobian @ call.layer.matrix[0]).double()).Q.to(f.dtype)  # [b, k, d]
-    directions = basis.mT if rows is None else basis.mT @ rows
+    directions = basis.mT if target is None else basis.mT @ target
     expanded = (t.expand(len(f), -1, -1) for t in (jacobian, basis, directions))
     return Head(len(calls) - 1, *expanded)
 
 
-def head_width(graph: Graph, f: Tensor, call: Call, rows: Tensor | None = None) -> int | None:
+def head_width(graph: Graph, f: Tensor, call: Call, target: Tensor | None = None) -> int | None:
     """Return how many products are enough because ``call`` is a head, or None."""
     weight, bias = call.layer.weight, call.layer.bias
     width = call.layer.matrix.shape[-1]
     narrow = (
         call.layer.is_linear
-        and width < (f if rows is None else rows).shape[1]
+        and width < (f if target is None else target).shape[1]
         and call.x.numel() == len(f) * width
         and _used_once(graph, weight)
         and (bias is None or _used_once(graph, bias))

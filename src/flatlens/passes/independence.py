@@ -66,8 +66,8 @@ def _values_cannot_identify(recording: Recording, layouts: Layouts) -> bool:
         return True
     for call, layout in zip(recording.calls, layouts, strict=True):
         assert layout is not None
-        one, two, *_ = layout.split(call.x, recording.batch)
-        if torch.equal(one, two):
+        sample, other, *_ = layout.split(call.x, recording.batch)
+        if torch.equal(sample, other):
             return True
     return False
 

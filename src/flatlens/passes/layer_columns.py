@@ -15,7 +15,7 @@ from flatlens.algebra.weight_gradients import WeightSums, squared_norm, weight_g
 from flatlens.capture.inputs import check_finite
 from flatlens.capture.layout import split
 from flatlens.passes.columns import ChunkColumns
-from flatlens.passes.rows import Rows, Setup, Share, rule_shares, share
+from flatlens.passes.derivative_rows import Rows, Setup, Share, rule_shares, share
 from flatlens.passes.segments import Key
 from flatlens.passes.slots import LayerFacts
 
@@ -31,15 +31,15 @@ class Asked:
     exact_untied: bool = False
 
 
-def all_columns(setup: Setup, rows: Rows, asked: Asked) -> ChunkColumns:
+def all_columns(setup: Setup, rows_by_edge: Rows, asked: Asked) -> ChunkColumns:
     """Work off every layer of a chunk whose rows have all arrived.
 
     Args:
         setup: the chunk; its positions hold df/dz.
-        rows: the rows at all other edges.
+        rows_by_edge: the rows at all other edges.
         asked: what is asked for.
     """
-    view = _View(setup, rows, asked)
+    view = _View(setup, rows_by_edge, asked)
     columns: dict[Key, Tensor] = {("output",): setup.f.detach()}
     columns |= {("input", name): values for name, values in view.input_columns().items()}
     spectra = [view.spectrum(q.total) for q in setup.plan.layers]
@@ -47,7 +47,7 @@ def all_columns(setup: Setup, rows: Rows, asked: Asked) -> ChunkColumns:
     for positions, (singular, _) in zip(setup.positions, spectra, strict=True):
         positions.widen_if_needed(singular[:, 0])
     bias_rows = [p.bias_rows() if p.layer.bias is not None else None for p in setup.positions]
-    shares = rule_shares(setup, rows, bias_rows)
+    shares = rule_shares(setup, rows_by_edge, bias_rows)
     weights = _weight_columns(view, shares)
     if weights.invariant is not None:
         columns["first", "invariant"] = weights.invariant
@@ -61,13 +61,13 @@ def all_columns(setup: Setup, rows: Rows, asked: Asked) -> ChunkColumns:
         columns["parameter", name, "adaptive"] = adaptive
     if not asked.adaptive:  # it is known of some parameters, but not of the network
         columns = {key: v for key, v in columns.items() if key[-1] != "adaptive"}
-    first = view.first
+    first_call = view.first_call
     return ChunkColumns(
         layers=[view.facts(i) for i in range(len(setup.positions))],
         paths=setup.plan.parameters.paths,
         columns=columns,
         sums=weights.sums,
-        first_weight=None if first is None else setup.positions[first].W,
+        first_weight=None if first_call is None else setup.positions[first_call].W,
         unmeasured=setup.unmeasured,
     )
 
@@ -105,16 +105,16 @@ class _Weights:
 
 def _weight_columns(view: _View, shares: dict[str, Share]) -> _Weights:
     """Measure every weight of a layer; shares of trainable ones are added to ``shares``."""
-    setup, adaptive, first = view.setup, view.asked.adaptive, view.first
+    setup, adaptive, first_call = view.setup, view.asked.adaptive, view.first_call
     by_call: dict[int, Share] = {}
     sums: dict[str, Tensor] = {}
     invariant: Tensor | None = None
-    if first is not None and setup.positions[first].dense:
-        invariant, sums = view.first_layer(first)
+    if first_call is not None and setup.positions[first_call].dense:
+        invariant, sums = view.first_layer(first_call)
     unknown = setup.f.new_full((setup.batch,), torch.nan, dtype=torch.float64)
     for group, owner in setup.plan.parameters.groups:
         calls = [setup.positions[i] for i in group]
-        wanted = group == [first] and invariant is None
+        wanted = group == [first_call] and invariant is None
         if adaptive:
             weight = weight_gradient(calls, wanted)
         else:
@@ -123,8 +123,8 @@ def _weight_columns(view: _View, shares: dict[str, Share]) -> _Weights:
         by_call.update(dict.fromkeys(group, weight[:2]))
         if owner is not None:
             shares[owner] = weight[:2]
-    if first is not None and invariant is None:  # its weight is used elsewhere, too
-        alone = [setup.positions[first]]
+    if first_call is not None and invariant is None:  # its weight is used elsewhere, too
+        alone = [setup.positions[first_call]]
         invariant = weight_gradient(alone, True).invariant if adaptive else unknown
     return _Weights(by_call, invariant, sums)
 
@@ -133,7 +133,7 @@ class _View:
     """The rows of one chunk, and the few numbers that several columns share.
 
     Attributes:
-        first: the call that reads the network's input, or None.
+        first_call: the call that reads the network's input, or None.
         input_rows: df/dx, [b, outputs, M].
         input_power: its squares, summed over outputs.
         input_spectrum: its singular values and rank.
@@ -141,11 +141,11 @@ class _View:
             smallest singular value over positions is zero somewhere, and none is computed.
     """
 
-    def __init__(self, setup: Setup, rows: Rows, asked: Asked) -> None:
-        self.setup, self.rows, self.asked = setup, rows, asked
+    def __init__(self, setup: Setup, rows_by_edge: Rows, asked: Asked) -> None:
+        self.setup, self.rows_by_edge, self.asked = setup, rows_by_edge, asked
         reads = [q.reads_input for q in setup.plan.layers]
-        self.first = reads.index(True) if any(reads) else None
-        self.input_rows = side_by_side([rows[k] for k in setup.plan.inputs])
+        self.first_call = reads.index(True) if any(reads) else None
+        self.input_rows = side_by_side([rows_by_edge[k] for k in setup.plan.inputs])
         self.input_power = self.input_rows[:, 0].square()
         for v in range(1, self.input_rows.shape[1]):
             self.input_power.addcmul_(self.input_rows[:, v], self.input_rows[:, v])
@@ -161,7 +161,7 @@ class _View:
         """Singular values and rank of the rows at an edge."""
         if [number] == self.setup.plan.inputs:
             return self.input_spectrum
-        return self._decomposed(self.rows[number])
+        return self._decomposed(self.rows_by_edge[number])
 
     def _decomposed(self, A: Tensor) -> Spectrum:
         """Singular values and rank; those beyond the width of a head are zero."""
@@ -220,7 +220,7 @@ class _View:
     def _bypass(self, i: int) -> dict[str, Tensor]:
         """How far A is from B, where something else reads the layer's input."""
         q = self.setup.plan.layers[i]
-        A, B = self.rows[q.total], self.rows[q.through]
+        A, B = self.rows_by_edge[q.total], self.rows_by_edge[q.through]
         values: dict[str, Tensor] = {}
         if A is not B:
             through = self._decomposed(B)
@@ -230,14 +230,14 @@ class _View:
             values["chain"] = self._chain(i, A, B)
         if q.beside_input:
             inputs = self.setup.plan.inputs
-            mine = [A if k == q.input else torch.zeros_like(self.rows[k]) for k in inputs]
+            mine = [A if k == q.input else torch.zeros_like(self.rows_by_edge[k]) for k in inputs]
             values["beside"] = relative(self.input_rows - side_by_side(mine), self.input_rows)
         return values
 
     def _chain(self, i: int, A: Tensor, B: Tensor) -> Tensor:
         """How far A_i - B_i is from A_{i+1}: 0 in a chain of identity skips."""
         layers = self.setup.plan.layers
-        after = self.rows[layers[i + 1].total] if i + 1 < len(layers) else None
+        after = self.rows_by_edge[layers[i + 1].total] if i + 1 < len(layers) else None
         if after is None or after.shape != A.shape:
             return A.new_full((self.setup.batch,), torch.inf, dtype=torch.float64)
         return relative(A - B - after, after)
@@ -266,7 +266,7 @@ class _View:
         """The squares of the rows at an edge, summed over outputs."""
         if [number] == self.setup.plan.inputs and self.input_power.dtype == like.dtype:
             return self.input_power
-        return self.rows[number].to(like).square().sum(1)
+        return self.rows_by_edge[number].to(like).square().sum(1)
 
     def bias_counts(self, i: int) -> bool:
         """Whether the bias is a trainable parameter with this one use, at each position."""

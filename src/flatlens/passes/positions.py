@@ -121,9 +121,9 @@ class Positions:
     def row_squares(self) -> Float[Tensor, "b g T"]:
         """||J_p||_F^2, all outputs together."""
         if self._J2 is None:
-            one = self.T == 1
+            single = self.T == 1
             self._J2 = (
-                self.power.sum(2, True, dtype=torch.float64) if one else _column_squares(self.J)
+                self.power.sum(2, True, dtype=torch.float64) if single else _column_squares(self.J)
             )
         return self._J2
 

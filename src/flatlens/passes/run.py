@@ -234,7 +234,7 @@ class _Pass:
 
     def _outputs_of_each(self, group: Inputs) -> Tensor:
         one_by_one = (group.take(slice(i, i + 1)) for i in range(group.n))
-        return torch.cat([self.subject.outputs_alone(one) for one in one_by_one])
+        return torch.cat([self.subject.outputs_alone(inputs) for inputs in one_by_one])
 
     def _begin(self, inputs: Inputs) -> None:
         """Look at one sample, choose the strategy and the chunk, and arrange the samples."""
@@ -243,7 +243,7 @@ class _Pass:
                 self.subject.model,
                 inputs.take(slice(0, 1)),
                 self.request.inputs,
-                lambda one: self.subject.run(one, CapturePlan()),
+                lambda inputs: self.subject.run(inputs, CapturePlan()),
             )
         inputs = self.inputs.apply(inputs)
         if self.inputs.note:
@@ -272,8 +272,7 @@ class _Pass:
         if choice.method == "sketch":
             return SketchStrategy(self.subject, self.request, self.buffers, choice.products)
         if choice.method == "sharpness_only":
-            rows = choice.rows_at_once
-            return SharpnessOnly(self.subject, self.request, self.buffers, rows)
+            return SharpnessOnly(self.subject, self.request, self.buffers, choice.rows_at_once)
         return Exact(self.subject, self.request, self.buffers)
 
     def _one_at_a_time(self, why: str) -> None:

@@ -54,8 +54,8 @@ class Segment:
         samples = len(block)
         if not self._tables or self._filled + samples > len(self._tables[-1]):
             self._trim()
-            rows = max(self.room, self._n, samples)
-            self._tables.append(block.new_empty(rows, block.shape[1]))
+            room = max(self.room, self._n, samples)
+            self._tables.append(block.new_empty(room, block.shape[1]))
             self._filled = 0
         self._tables[-1][self._filled : self._filled + samples] = block
         self._filled += samples

@@ -18,12 +18,7 @@ from flatlens.capture.inputs import Inputs
 from flatlens.capture.layout import split
 from flatlens.capture.recording import CapturePlan
 from flatlens.passes.columns import ChunkColumns
-from flatlens.passes.exact import loss_directions
-from flatlens.passes.forward import Forward, Subject
-from flatlens.passes.head import mixed_rows
-from flatlens.passes.independence import Layouts
-from flatlens.passes.request import Request
-from flatlens.passes.rows import (
+from flatlens.passes.derivative_rows import (
     NeedsEachOutputError,
     Rows,
     Setup,
@@ -33,6 +28,11 @@ from flatlens.passes.rows import (
     rule_shares,
     set_up,
 )
+from flatlens.passes.exact import loss_directions
+from flatlens.passes.forward import Forward, Subject
+from flatlens.passes.head import mixed_rows
+from flatlens.passes.independence import Layouts
+from flatlens.passes.request import Request
 from flatlens.passes.segments import Key
 
 
@@ -92,11 +92,11 @@ def _gradient_norms(setup: Setup, rows_at_once: int) -> dict[str, Tensor]:
     grads: dict[str, Tensor] = {}
     for start in range(0, setup.count, rows_at_once):
         span = range(start, min(start + rows_at_once, setup.count))
-        rows = _span_rows(setup, span, sizes)
+        rows_by_edge = _span_rows(setup, span, sizes)
         if head is not None:
-            A = side_by_side([rows[k] for k in setup.plan.inputs])
+            A = side_by_side([rows_by_edge[k] for k in setup.plan.inputs])
             mixed += mixed_rows(head, A, start)
-        for name, grad in _from_rows(setup, rows, sizes).items():
+        for name, grad in _from_rows(setup, rows_by_edge, sizes).items():
             grads[name] = grads[name] + grad if name in grads else grad
     if head is not None:
         check_head(direct, mixed)
@@ -150,7 +150,7 @@ def _from_sizes(setup: Setup, sizes: dict[int, Tensor]) -> dict[str, Tensor]:
     return grads
 
 
-def _from_rows(setup: Setup, rows: Rows, sizes: dict[int, Tensor]) -> dict[str, Tensor]:
+def _from_rows(setup: Setup, rows_by_edge: Rows, sizes: dict[int, Tensor]) -> dict[str, Tensor]:
     """All other parameters, from the rows of some products."""
     plan = setup.plan.parameters
     for i, positions in enumerate(setup.positions):
@@ -159,7 +159,7 @@ def _from_rows(setup: Setup, rows: Rows, sizes: dict[int, Tensor]) -> dict[str, 
     others = {n: users for n, (users, _) in plan.rules.items() if not sizes.keys() & users}
     biases = {i for users in others.values() for i in users}
     bias_rows = [p.bias_rows() if i in biases else None for i, p in enumerate(setup.positions)]
-    shares = rule_shares(setup, rows, bias_rows, plan.rules.keys() - others)
+    shares = rule_shares(setup, rows_by_edge, bias_rows, plan.rules.keys() - others)
     grads = {name: grad for name, (grad, _) in shares.items()}
     for group, owner in plan.groups:
         if owner is not None and group[0] not in sizes:

@@ -26,12 +26,12 @@ from flatlens.capture.recording import CapturePlan
 from flatlens.metrics import sharpness
 from flatlens.passes import sketched_spectra
 from flatlens.passes.columns import ChunkColumns, over_directions
+from flatlens.passes.derivative_rows import Setup, collect, set_up
 from flatlens.passes.directions import SampleStreams, Signs
 from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.independence import Layouts
 from flatlens.passes.layer_columns import Asked, all_columns
 from flatlens.passes.request import Request
-from flatlens.passes.rows import Setup, collect, set_up
 from flatlens.passes.segments import Key
 from flatlens.passes.sketched_spectra import SpectrumFinder
 from flatlens.passes.standard_errors import Replicates, layer_errors, network_errors
@@ -174,8 +174,8 @@ def _one_direction(setup: Setup, direction: Tensor) -> ChunkColumns:
     def take(call: int, v: int, grad: Tensor | None) -> None:
         setup.positions[call].take(v, grad)
 
-    rows = collect(setup, direction, range(1), True, take)
-    chunk = all_columns(setup, rows, Asked())
+    rows_by_edge = collect(setup, direction, range(1), True, take)
+    chunk = all_columns(setup, rows_by_edge, Asked())
     for i in range(len(setup.positions)):  # of one row, the singular value is the norm
         norm = chunk.columns["layer", i, "singular"][:, 0]
         chunk.columns["layer", i, "energy"] = norm.square()

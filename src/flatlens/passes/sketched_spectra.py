@@ -21,9 +21,9 @@ from flatlens.algebra.sums import power_of_two, side_by_side
 from flatlens.capture.inputs import check_finite
 from flatlens.capture.layout import Layout, split
 from flatlens.errors import FlatlensError, first_line
+from flatlens.passes.derivative_rows import Setup
 from flatlens.passes.directions import Signs
 from flatlens.passes.request import SketchOptions
-from flatlens.passes.rows import Setup
 from flatlens.passes.segments import Key
 
 MAX_STEPS = 100
@@ -140,8 +140,8 @@ class GramProduct:
             return torch.zeros_like(v)
         g = tuple(t.detach() for t in self._onto(v))
         if not self._scaled:
-            rows = [split(t, layout, len(v)).flatten(1) for t, layout in self._with_layouts(g)]
-            self.scale = power_of_two(torch.stack([_largest(t) for t in rows]).amax(0))
+            entries = [split(t, layout, len(v)).flatten(1) for t, layout in self._with_layouts(g)]
+            self.scale = power_of_two(torch.stack([_largest(t) for t in entries]).amax(0))
             self._scaled = True
         factors = self.scale.to(v)
         g = tuple(_scaled(t, layout, factors) for t, layout in self._with_layouts(g))
@@ -151,7 +151,7 @@ class GramProduct:
         check_finite(w, self.start, "second derivative (Lanczos needs it)")
         return self.signs.from_outputs(w) * factors[:, None]
 
-    def rows(self, v: Tensor) -> Tensor:
+    def jacobian_rows(self, v: Tensor) -> Tensor:
         """A^T v of each sample, [b, entries]."""
         pairs = self._with_layouts(self._onto(v))
         return side_by_side([split(g, layout, len(v)).flatten(1) for g, layout in pairs])
@@ -164,11 +164,11 @@ class GramProduct:
         return torch.autograd.grad(self.f, self.edges, directions, retain_graph=True)
 
 
-def _largest(rows: Float[Tensor, "b k"]) -> Float[Tensor, " b"]:
+def _largest(entries: Float[Tensor, "b k"]) -> Float[Tensor, " b"]:
     """The largest absolute entry of each sample."""
-    if rows.numel() == 0:
-        return rows.new_zeros(len(rows))
-    return torch.linalg.vector_norm(rows, float("inf"), dim=1)
+    if entries.numel() == 0:
+        return entries.new_zeros(len(entries))
+    return torch.linalg.vector_norm(entries, float("inf"), dim=1)
 
 
 def _scaled(t: Tensor, layout: Layout | None, factors: Float[Tensor, " b"]) -> Tensor:
@@ -187,17 +187,18 @@ def _participation_ratio(gram: GramProduct, signs: Signs, moments: int) -> tuple
         w = gram(v).double()
         traces.append((v * w).sum(1))
         squares.append(w.square().sum(1))
-    one, two = torch.stack(traces, 1), torch.stack(squares, 1)  # [b, moments]
-    whole = _ratio(one.sum(1), two.sum(1), moments)
-    without = _ratio(one.sum(1, keepdim=True) - one, two.sum(1, keepdim=True) - two, moments - 1)
+    trace, square = torch.stack(traces, 1), torch.stack(squares, 1)  # [b, moments]
+    traces_sum, squares_sum = trace.sum(1, keepdim=True), square.sum(1, keepdim=True)
+    whole = _ratio(traces_sum[:, 0], squares_sum[:, 0], moments)
+    without = _ratio(traces_sum - trace, squares_sum - square, moments - 1)
     dimension = moments * whole - (moments - 1) * without.mean(1)  # jackknife: less bias
     spread = (without - without.mean(1, keepdim=True)).square().sum(1)
     return dimension, (moments - 1) / moments * spread
 
 
-def _ratio(one: Tensor, two: Tensor, count: int) -> Tensor:
-    """(mean of one)^2 / mean of two, from sums over ``count`` terms; 0 where both are 0."""
-    return torch.where(two > 0, one.square() / (two * count), 0.0)
+def _ratio(trace: Tensor, square: Tensor, count: int) -> Tensor:
+    """(mean trace)^2 / mean square, from sums over ``count`` terms; 0 where both are 0."""
+    return torch.where(square > 0, trace.square() / (square * count), 0.0)
 
 
 def _unknown(b: int, r: int, device: torch.device) -> dict[str, Tensor]:
@@ -228,7 +229,7 @@ def _small_values(
     T = V.double() @ W.double().mT
     vectors = torch.linalg.eigh((T + T.mT) / 2)[1][..., -values.shape[1] :]
     combined = (vectors.mT @ V.double()).to(V)
-    A = torch.stack([gram.rows(v) for v in combined.unbind(1)], 1)[poor]
+    A = torch.stack([gram.jacobian_rows(v) for v in combined.unbind(1)], 1)[poor]
     s = torch.linalg.svdvals(A.double())
     values = values.clone()
     values[poor] = 0.0  # also where a dead input leaves fewer entries

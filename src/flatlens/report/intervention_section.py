@@ -35,11 +35,11 @@ def intervention_section(page: Page, df: pd.DataFrame) -> Iterator[Html]:
         FlatlensError: if no arm can be compared with plain SGD.
     """
     df, left_out = fitted(with_arms(df))
-    rows = changes(df, "end")
-    if rows.empty:
+    effects = changes(df, "end")
+    if effects.empty:
         raise FlatlensError("No run with an intervention has a plain run of the same seed.")
     series = [
-        Series(TITLES[kind], k) for k, kind in enumerate(KINDS) if (rows["arm"] == kind).any()
+        Series(TITLES[kind], k) for k, kind in enumerate(KINDS) if (effects["arm"] == kind).any()
     ]
     group = page.group()
     yield tag(
@@ -49,19 +49,19 @@ def intervention_section(page: Page, df: pd.DataFrame) -> Iterator[Html]:
         "the change of the square root of sharpness.",
     )
     yield page.legend(series, group)
-    plots = [_plot(rows, column, series) for column in PANELS if column in rows]
+    plots = [_plot(effects, column, series) for column in PANELS if column in effects]
     yield tag("div", *(page.plot(plot, group) for plot in plots), class_="plots")
     if left_out:
         lines = [[reason] for reason in left_out]
         yield table(["arm and reason"], lines, "Arms that are left out")
 
 
-def _plot(rows: pd.DataFrame, column: str, series: list[Series]) -> Plot:
+def _plot(effects: pd.DataFrame, column: str, series: list[Series]) -> Plot:
     """Plot the change of one quantity against that of sharpness, a line per intervention."""
     data = []
     for s in series:
         kind = next(kind for kind in KINDS if TITLES[kind] == s.name)
-        arms = rows[rows["arm"] == kind]
+        arms = effects[effects["arm"] == kind]
         points = []
         for strength, arm in arms.groupby("strength", sort=True):
             dose, response = effect(arm, DOSE).estimate, effect(arm, column).estimate

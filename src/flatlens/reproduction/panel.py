@@ -100,11 +100,11 @@ def _frames(place: Path, recipes: dict[str, Recipe], scale: str, problems: list[
         tables = []
         for run in df["run"].unique():
             try:
-                rows = snapshot_panel(folder / str(run))
+                records = snapshot_panel(folder / str(run))
             except FlatlensError as error:
                 problems.append(str(error))
                 continue
-            tables.append(pd.DataFrame(rows).assign(run=run))
+            tables.append(pd.DataFrame(records).assign(run=run))
         if tables:
             frames[name] = df.merge(pd.concat(tables), on=["run", "step"]).reset_index(drop=True)
     return frames

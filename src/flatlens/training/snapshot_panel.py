@@ -44,7 +44,7 @@ def snapshot_panel(folder: Path) -> list[dict[str, Any]]:
     if not paths:
         raise FlatlensError(f"{folder} has no snapshots; train it with snapshots = true.")
     config = Config.from_dict(read_config(folder / CONFIG), str(folder / CONFIG))
-    rows: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     with torch_settings(config):
         torch.manual_seed(config.seed)
         network = build(config.model, **config.model_options)
@@ -53,8 +53,8 @@ def snapshot_panel(folder: Path) -> list[dict[str, Any]]:
         x, y = place(network, x, y, config.device, config.dtype)
         for path in paths:
             network.load_state_dict(read_state(path, wrappers=()))
-            rows.append({"step": int(path.stem), **_row(network, x, y, config)})
-    return rows
+            records.append({"step": int(path.stem), **_row(network, x, y, config)})
+    return records
 
 
 def _row(network: torch.nn.Module, x: Any, y: Any, config: Config) -> dict[str, float]:

@@ -63,17 +63,17 @@ def dask_engine(
 
 def _check_address(address: str) -> None:
     """Refuse an address that no scheduler answers at, before Dask starts to retry and to log."""
-    parts = urlsplit(address if "://" in address else f"tcp://{address}")
+    address_parts = urlsplit(address if "://" in address else f"tcp://{address}")
     try:
-        host, port = parts.hostname, parts.port
+        host, port = address_parts.hostname, address_parts.port
     except ValueError:  # a port that is no number
         host, port = None, None
-    if parts.scheme not in SCHEMES or not host or not port:
+    if address_parts.scheme not in SCHEMES or not host or not port:
         raise FlatlensError(
             f"{address!r} is not the address of a scheduler; write it as tcp://HOST:PORT."
         )
     try:
-        if parts.scheme in PLAIN_SCHEMES:
+        if address_parts.scheme in PLAIN_SCHEMES:
             socket.create_connection((host, port), CONNECT).close()
         # in a thread of its own: a notebook has an event loop in this one
         with ThreadPoolExecutor(1) as pool:

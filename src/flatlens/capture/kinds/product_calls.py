@@ -59,8 +59,10 @@ def _inner(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     if not _tensors(args, kwargs, 2) or 0 in (args[0].dim(), args[1].dim()):
         return func(*args, **kwargs)
     a, b = args
-    rows, columns = tuple(range(1, a.dim())), tuple(range(a.dim(), a.dim() + b.dim() - 1))
-    return multiply(recording, a, b, ((*rows, 0), (*columns, 0), rows + columns), func)
+    left_axes = tuple(range(1, a.dim()))
+    right_axes = tuple(range(a.dim(), a.dim() + b.dim() - 1))
+    spelling = ((*left_axes, 0), (*right_axes, 0), left_axes + right_axes)
+    return multiply(recording, a, b, spelling, func)
 
 
 def _tensordot(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
@@ -74,12 +76,12 @@ def _tensordot(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     pairs = [tuple(int(d) for d in side) for side in dims]
     left = [d % a.dim() for d in pairs[0]]
     right = [d % b.dim() for d in pairs[1]]
-    rows, columns = list(range(a.dim())), list(range(a.dim(), a.dim() + b.dim()))
+    left_axes, right_axes = list(range(a.dim())), list(range(a.dim(), a.dim() + b.dim()))
     for i, j in zip(left, right, strict=True):
-        columns[j] = rows[i]
-    result = [d for k, d in enumerate(rows) if k not in left]
-    result += [d for k, d in enumerate(columns) if k not in right]
-    spelling = (tuple(rows), tuple(columns), tuple(result))
+        right_axes[j] = left_axes[i]
+    result = [d for k, d in enumerate(left_axes) if k not in left]
+    result += [d for k, d in enumerate(right_axes) if k not in right]
+    spelling = (tuple(left_axes), tuple(right_axes), tuple(result))
     return multiply(recording, a, b, spelling, lambda a, b: torch.tensordot(a, b, pairs))
 
 

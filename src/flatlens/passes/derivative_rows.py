@@ -137,7 +137,7 @@ def collect(
     retain: bool,
     take: Callable[[int, int, Tensor | None], None],
 ) -> Rows:
-    """Ask for one direction of ``span`` after another and stack the rows at each kept edge.
+    """Ask for one direction of ``span`` after another and stack the rows at each edge.
 
     Args:
         setup: the chunk.
@@ -147,7 +147,7 @@ def collect(
         take: is given (call, place in the span, df/dz) of every call but the head.
     """
     f, batch, plan = setup.f, setup.batch, setup.plan
-    rows = {
+    rows_by_edge = {
         k: setup.buffers.get(("row", k), (batch, len(span), entries), f)
         for k, (_, entries) in plan.kept_rows.items()
     }
@@ -155,15 +155,15 @@ def collect(
         for k, (layout, _) in plan.kept_rows.items():
             g = grads[k]
             if g is None:
-                rows[k][:, place] = 0
+                rows_by_edge[k][:, place] = 0
             else:
-                rows[k][:, place] = split(g, layout, batch).flatten(1)
+                rows_by_edge[k][:, place] = split(g, layout, batch).flatten(1)
             del g
         for i, k in enumerate(plan.outs):
             if setup.head is None or i != setup.head.call:
                 take(i, place, grads[k])
         del grads  # the next ones go where these were
-    return rows
+    return rows_by_edge
 
 
 # -- a head's rows against one product without it ------------------------------------------------
@@ -194,7 +194,10 @@ def check_head(direct: Tensor, through_head: Tensor) -> None:
 
 
 def rule_shares(
-    setup: Setup, rows: Rows, bias_rows: Sequence[Tensor | None], without: Container[str] = ()
+    setup: Setup,
+    rows_by_edge: Rows,
+    bias_rows: Sequence[Tensor | None],
+    without: Container[str] = (),
 ) -> dict[str, Share]:
     """The shares of parameters that are no weight of a layer, except those in ``without``."""
     shares = {}
@@ -203,17 +206,17 @@ def rule_shares(
         if name in without:
             continue
         if name in plan.slow:
-            shares[name] = share(p, [rows[plan.slow[name]]])
+            shares[name] = share(p, [rows_by_edge[plan.slow[name]]])
         elif name in plan.rules:
             users, copies = plan.rules[name]
             single = setup.positions[users[0]] if len(users) == 1 and not copies else None
             if single is not None and single.row_is_bias_gradient:
                 shares[name] = weighed(p, single.power.flatten(1))
             else:
-                uses = [*(bias_rows[i] for i in users), *(rows[k] for k in copies)]
+                uses = [*(bias_rows[i] for i in users), *(rows_by_edge[k] for k in copies)]
                 shares[name] = share(p, uses)
         elif name in plan.tables:
-            shares[name] = table_share(p, [(rows[k], t) for k, t in plan.tables[name]])
+            shares[name] = table_share(p, [(rows_by_edge[k], t) for k, t in plan.tables[name]])
     return shares
 
 
@@ -241,12 +244,12 @@ def weighed(p: Tensor, power: Float[Tensor, "b numel"]) -> Share:
 def table_share(p: Tensor, looked_up: Sequence[tuple[Tensor, Lookup]]) -> Share:
     """The same of a table: a row's gradient is the sum over the places where a sample took it."""
     N = looked_up[0][0].shape[1]
-    rows = torch.cat([g.unflatten(2, (-1, p.shape[1])) for g, _ in looked_up], 2)  # [b, N, T, d]
+    grads = torch.cat([g.unflatten(2, (-1, p.shape[1])) for g, _ in looked_up], 2)  # [b, N, T, d]
     indices = torch.cat([t.indices for _, t in looked_up], 1)
     counts = torch.cat([t.indices != t.padding for _, t in looked_up], 1)  # padding has no gradient
     met_at = (indices[:, :, None] == indices[:, None, :]).int().argmax(2)  # where it was met first
     places = met_at[:, None, :, None].expand(-1, N, -1, p.shape[1])
-    total = torch.zeros_like(rows).scatter_add(2, places, rows * counts[:, None, :, None])
+    total = torch.zeros_like(grads).scatter_add(2, places, grads * counts[:, None, :, None])
     power = total.double().square().sum(1)  # [b, T, d]
     weights = p.detach()[indices].double().square()
     return power.sum((1, 2)), (power * weights).sum((1, 2))
