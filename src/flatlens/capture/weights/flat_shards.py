@@ -30,7 +30,7 @@ def summoned(model: nn.Module) -> Iterator[list[str]]:
     if not wrappers:
         yield []
         return
-    # Numbers of a measurement may share the memory of a parameter, which FSDP frees: measure copies.
+    # FSDP frees the memory of its parameters, which results of the measurement may share: copy it.
     with (
         fsdp.FullyShardedDataParallel.summon_full_params(model, writeback=False),
         swapped(model, _copy),

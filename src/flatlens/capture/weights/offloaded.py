@@ -95,5 +95,5 @@ class _Tied:
         return known
 
 
-def _equal(one: Tensor, two: Tensor) -> bool:
-    return one.shape == two.shape and one.device == two.device and torch.equal(one.detach(), two)
+def _equal(p: Tensor, value: Tensor) -> bool:
+    return p.shape == value.shape and p.device == value.device and torch.equal(p.detach(), value)
