@@ -15,10 +15,9 @@ from torch.nn.modules import module as module_hooks
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
+from flatlens.algebra.wide_tensor import HALF, WideTensor, stored
 from flatlens.capture.recomputation import without_recomputation
 from flatlens.errors import FlatlensError, first_line
-
-HALF = (torch.float16, torch.bfloat16)
 
 # The classes of torch.nn itself. Their forward passes in evaluation mode write to no parameter.
 BUILT_IN = frozenset(c for c in vars(nn).values() if isinstance(c, type))
@@ -221,6 +220,8 @@ class _Values:
 
     def __init__(self, tensor: Tensor, copied: bool) -> None:
         self.tensor, self.storage = tensor, tensor.detach()
+        # A WideTensor refuses to be written to.
+        copied = copied and not isinstance(tensor, WideTensor)
         self.copy = self.storage.clone() if copied else None
         self.needs_gradient, self.hooks = tensor.requires_grad, tensor._backward_hooks
         self.grad = tensor.grad if tensor.is_leaf else None
@@ -250,6 +251,7 @@ class _Values:
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:
+    a, b = stored(a), stored(b)
     return a.shape == b.shape and a.dtype == b.dtype and a.data_ptr() == b.data_ptr()
 
 

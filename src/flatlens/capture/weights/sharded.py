@@ -53,7 +53,7 @@ def gathered_shards(
         if not isinstance(p, DTensor):
             return None
         # full_tensor of a replicated parameter is the parameter's own memory: copy it.
-        full = p.detach().full_tensor().clone()
+        full = p.full_tensor().detach().clone()
         return nn.Parameter(full, requires_grad=p.requires_grad)
 
     def of_a_wrapper(hook: Any) -> bool:
