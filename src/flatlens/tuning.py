@@ -47,3 +47,9 @@ TIMES_DEARER = 4  # an exact pass may cost this many times a sketch before the s
 SKETCH_ROWS = 4  # a second derivative keeps as much memory as this many rows of all layers
 LAYER_PRODUCTS = 5  # cost of a layer's Lanczos and moments, in products with all their algebra
 SPECTRA_DOUBLE = 1000  # products at which the spectra cost as much as the products themselves
+
+# -- half precision ------------------------------------------------------------------------------
+
+# Half-precision parameters up to this many bytes are copied to float32. Larger models are widened
+# layer by layer: no copy, but every product widens its weight again.
+LARGEST_COPIED_BYTES = 64 << 20

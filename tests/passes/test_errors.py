@@ -243,21 +243,6 @@ def test_nothing_is_left_behind_after_an_exception(error):
     assert torch.nn.functional.has_torch_function((x,)) is False
 
 
-def test_recomputed_activations():
-    block = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
-
-    class Checkpointed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.block = block
-
-        def forward(self, x):
-            return torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False)
-
-    with refused("checkpointing", "switch"):
-        fl.probe(Checkpointed(), x)
-
-
 class Grows(nn.Module):
     """Makes its last layer when it first sees what goes in."""
 
@@ -312,17 +297,6 @@ def test_an_input_without_a_derivative_is_said():
     m = fl.measure(Detached(3, 2), torch.ones(2, 3))
     assert m["mls"] == 0
     assert any("no derivative by the input" in note for note in m.probe.notes)
-
-
-def test_reentrant_checkpointing_is_refused_in_words():
-    from torch.utils.checkpoint import checkpoint
-
-    class Recomputed(nn.Linear):
-        def forward(self, x):
-            return super().forward(checkpoint(torch.tanh, x, use_reentrant=True))
-
-    with pytest.raises(fl.FlatlensError, match="gradient checkpointing"):
-        fl.measure(Recomputed(3, 2), torch.ones(2, 3))
 
 
 def test_complex_numbers_inside_are_refused():

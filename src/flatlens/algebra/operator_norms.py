@@ -19,6 +19,7 @@ from torch import Tensor
 
 from flatlens.algebra.certified_norm import RISK, largest_eigenvalue
 from flatlens.algebra.sums import power_of_two
+from flatlens.algebra.wide_tensor import bytes_of
 
 EXACT_SIZE = 64  # operators with a side up to this are decomposed exactly
 MAX_STEPS = 400
@@ -86,7 +87,7 @@ def weight_norms(layer: HasNorms) -> WeightNorms:
     """
     W = layer.matrix
     frobenius = float(torch.linalg.vector_norm(W, dtype=torch.float64))
-    entries = zlib.crc32(layer.weight.detach().cpu().contiguous().numpy().data)
+    entries = zlib.crc32(bytes_of(layer.weight))
     key = (W.dtype, W.shape, layer.way, layer.in_shape[1:], frobenius, entries)
     if key not in _remembered:
         if len(_remembered) >= MOST_REMEMBERED:

@@ -15,9 +15,9 @@ from torch.nn.modules import module as module_hooks
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
+from flatlens.algebra.wide_tensor import HALF, WideTensor, stored
+from flatlens.capture.recomputation import without_recomputation
 from flatlens.errors import FlatlensError, first_line
-
-HALF = (torch.float16, torch.bfloat16)
 
 # The classes of torch.nn itself. Their forward passes in evaluation mode write to no parameter.
 BUILT_IN = frozenset(c for c in vars(nn).values() if isinstance(c, type))
@@ -95,7 +95,11 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
     Put back are modes, parameters, buffers, plain attributes of modules and random generators.
     Backward hooks of modules and parameters are off: they would change what autograd delivers.
-    Forward hooks stay on: what they change is part of the model.
+    Forward hooks stay on: what they change is part of the model. Gradient checkpointing is off.
+
+    Raises:
+        FlatlensError: if the model wrote to the ``.grad`` of a parameter. A checkpoint written by
+            hand does so, and autograd cannot see the parameters behind it.
     """
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     with contextlib.ExitStack() as stack:
@@ -105,6 +109,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
         for device in {p.device.type for p in model.parameters()} | {"cpu"}:
             stack.enter_context(torch.autocast(device, enabled=False))
         stack.enter_context(_eager())
+        stack.enter_context(without_recomputation())
         modules = [_ModuleState(module) for module in model.modules()]
         tensors = [*model.parameters(), *model.buffers()]
         tensors += [t for state in modules for t in _plain_tensors(state.module).values()]
@@ -117,11 +122,23 @@ def untouched(model: nn.Module) -> Iterator[None]:
             for value in values:
                 value.prepare()
             yield
+            _check_gradients(model)
         finally:
             for state in modules:
                 state.restore()
             for value in values:
                 value.restore()
+
+
+def _check_gradients(model: nn.Module) -> None:
+    """Refuse a model that accumulated gradients, all of which were None before it ran."""
+    written = [n for n, p in model.named_parameters() if p.is_leaf and p.grad is not None]
+    if written:
+        raise FlatlensError(
+            f"the model calls backward() itself and writes to the gradient of {written[0]}, which "
+            "hides its layers (gradient checkpointing written by hand?); switch that off while "
+            "measuring, or use torch.utils.checkpoint"
+        )
 
 
 def _only_reads(model: nn.Module) -> bool:
@@ -203,18 +220,25 @@ class _Values:
 
     def __init__(self, tensor: Tensor, copied: bool) -> None:
         self.tensor, self.storage = tensor, tensor.detach()
+        # A WideTensor refuses to be written to.
+        copied = copied and not isinstance(tensor, WideTensor)
         self.copy = self.storage.clone() if copied else None
         self.needs_gradient, self.hooks = tensor.requires_grad, tensor._backward_hooks
+        self.grad = tensor.grad if tensor.is_leaf else None
 
     def prepare(self) -> None:
-        """Take the hooks off: they would change the gradient."""
+        """Take the hooks off, which would change derivatives, and the gradient of training."""
         if self.hooks:
             self.tensor._backward_hooks = None
+        if self.grad is not None:
+            self.tensor.grad = None
 
     def restore(self) -> None:
-        """Put values, storage and hooks back."""
+        """Put values, storage, gradient and hooks back."""
         if self.hooks:
             self.tensor._backward_hooks = self.hooks
+        if self.tensor.is_leaf and self.tensor.grad is not self.grad:
+            self.tensor.grad = self.grad
         if self.tensor.is_leaf and self.tensor.requires_grad != self.needs_gradient:
             self.tensor.requires_grad_(self.needs_gradient)
         if self.tensor.layout != torch.strided:  # a sparse tensor has no memory to compare
@@ -227,6 +251,7 @@ class _Values:
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:
+    a, b = stored(a), stored(b)
     return a.shape == b.shape and a.dtype == b.dtype and a.data_ptr() == b.data_ptr()
 
 

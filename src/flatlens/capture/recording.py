@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from flatlens.algebra.wide_tensor import stored
 from flatlens.capture.graph import Graph, viewed_leaf
 from flatlens.capture.layer import Layer
 from flatlens.errors import FlatlensError
@@ -88,7 +89,7 @@ class KnownParameters:
 
     def __init__(self, model: nn.Module) -> None:
         self.names = {id(p): name for name, p in model.named_parameters()}
-        self.storages = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        self.storages = {stored(p).untyped_storage().data_ptr() for p in model.parameters()}
 
     def trainable(self, value: Any) -> bool:
         """Whether a value is a parameter that needs a gradient."""
@@ -111,7 +112,7 @@ class KnownParameters:
         if id(t) in self.names or id(t._base) in self.names:
             return True
         if t.grad_fn is None:
-            return not t.requires_grad and t.untyped_storage().data_ptr() in self.storages
+            return not t.requires_grad and stored(t).untyped_storage().data_ptr() in self.storages
         queue, seen = [t.grad_fn], {t.grad_fn}
         while queue:
             node = queue.pop()
@@ -128,7 +129,7 @@ class KnownParameters:
         """Whether ``t`` is computed from parameters alone, or is a view of a frozen one."""
         if t.requires_grad:
             return Graph(t).leaves <= self.names.keys()
-        return t.untyped_storage().data_ptr() in self.storages
+        return stored(t).untyped_storage().data_ptr() in self.storages
 
 
 class Recording:

@@ -24,6 +24,7 @@ from flatlens.capture.inputs import Inputs, batches, check_alone, check_finite, 
 from flatlens.capture.no_trace import in_float, original, untouched
 from flatlens.capture.recorder import Recorder
 from flatlens.capture.recording import CapturePlan
+from flatlens.capture.weights import whole_weights
 from flatlens.curvature.formulas import RightFormulas
 from flatlens.errors import FlatlensError, counted, first_line
 from flatlens.losses import Loss, as_tensor, get_loss
@@ -311,14 +312,16 @@ def opened(model: nn.Module) -> Iterator[tuple[nn.Module, torch.dtype | None]]:
 
     Evaluation mode, no fast paths around autograd; all is put back at the end.
     """
-    model, dtype, notes = in_float(original(model))
+    model = original(model)
     fast = torch.backends.mha.get_fastpath_enabled()
-    with untouched(model):
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            yield model, dtype if notes else None
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
+    with whole_weights(model):
+        model, dtype, notes = in_float(model)
+        with untouched(model):
+            torch.backends.mha.set_fastpath_enabled(False)
+            try:
+                yield model, dtype if notes else None
+            finally:
+                torch.backends.mha.set_fastpath_enabled(fast)
 
 
 @contextlib.contextmanager

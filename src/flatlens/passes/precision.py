@@ -30,7 +30,6 @@ class NeedsFloat64Error(FlatlensError):
             f"the derivative of sample {sample} is too small for float32, which loses its digits; "
             "measure the network in float64 (model.double(), x.double())"
         )
-        self.in_a_later_batch = False
 
 
 def check_not_vanishing(chunk: ChunkColumns, start: int) -> None:

@@ -28,7 +28,7 @@ def gradients(scalar: Tensor, edges: Sequence[GradientEdge], retain: bool) -> Gr
                 "the model changes its weights or activations in place while autograd still needs "
                 "them; apply such a constraint outside of forward, or through .data"
             ) from error
-        if not isinstance(error, CheckpointError) and "use_reentrant" not in str(error):
+        if not (isinstance(error, CheckpointError) or "heckpoint" in str(error)):
             raise
         raise FlatlensError(
             "the model recomputes activations (gradient checkpointing), which hides its layers; "

@@ -18,9 +18,10 @@ from torch.nn.parameter import is_lazy
 
 from flatlens.algebra.buffers import Buffers
 from flatlens.capture.chain import Chain, find_chain
-from flatlens.capture.inputs import Inputs, check_alone, check_finite
-from flatlens.capture.no_trace import float_copy, in_float, original, untouched
+from flatlens.capture.inputs import Inputs, check_alone, check_finite, outputs
+from flatlens.capture.no_trace import original, untouched
 from flatlens.capture.recording import CapturePlan
+from flatlens.capture.weights import whole_weights
 from flatlens.errors import FlatlensError
 from flatlens.passes.arrangement import Arrangement, arrange
 from flatlens.passes.assemble import assemble
@@ -34,7 +35,6 @@ from flatlens.passes.input_choice import InputChoice, choose_inputs
 from flatlens.passes.needs import CHAIN, WEIGHT_NORMS
 from flatlens.passes.plan import reaching_calls
 from flatlens.passes.precision import (
-    NeedsFloat64Error,
     check_linear,
     check_not_vanishing,
     check_squares,
@@ -44,6 +44,7 @@ from flatlens.passes.precision import (
 from flatlens.passes.request import Request
 from flatlens.passes.sketch import ExactIsCheaperError, SketchStrategy, plain_kernels
 from flatlens.passes.vanished import check_zeros, zero_samples
+from flatlens.passes.widening import mark_late, measured_in_float
 from flatlens.per_sample import without_squares
 from flatlens.probes import Probe
 
@@ -82,23 +83,28 @@ def look(
     Raises:
         FlatlensError: if the network cannot be measured, with the reason.
     """
-    model, dtype, notes = in_float(original(model))
-    lazy = [name for name, p in model.named_parameters() if is_lazy(p)]
-    if lazy:
-        raise FlatlensError(
-            f"{', '.join(lazy)} have no values yet; run the model once on a sample before measuring"
-        )
     batches = iter(batches)
     first_batch = next(batches, None)
-    try:
-        return _look(model, dtype, first_batch, batches, request, notes, make_strategy)
-    except NeedsFloat64Error as why:
-        if why.in_a_later_batch:
-            raise
-        note = "small derivatives are lost in float32: measured on a float64 copy of the model"
-        copied = float_copy(model, torch.float64)
-        notes = [*notes, note]
-        return _look(copied, torch.float64, first_batch, batches, request, notes, make_strategy)
+    model = original(model)
+    with whole_weights(model, partial(_outputs_of_a_sample, first_batch, request)) as notes:
+        lazy = [name for name, p in model.named_parameters() if is_lazy(p)]
+        if lazy:
+            raise FlatlensError(
+                f"{', '.join(lazy)} have no values yet; run the model once on a sample before "
+                "measuring"
+            )
+
+        def attempt(model: nn.Module, dtype: torch.dtype, notes: list[str]) -> Probe:
+            return _look(model, dtype, first_batch, batches, request, notes, make_strategy)
+
+        return measured_in_float(model, attempt).with_notes(*notes)
+
+
+def _outputs_of_a_sample(first_batch: Inputs | None, request: Request, model: nn.Module) -> Tensor:
+    """Run a model on its first sample."""
+    if first_batch is None:
+        raise FlatlensError(NO_SAMPLES)
+    return outputs(first_batch.take(slice(0, 1)), model, request.output)
 
 
 def _look(
@@ -121,8 +127,8 @@ def _look(
         for batch in batches:
             try:
                 pass_.take(batch.floats(dtype) if notes else batch)
-            except NeedsFloat64Error as why:
-                why.in_a_later_batch = True  # what came before cannot be asked for again
+            except Exception as error:
+                mark_late(error)  # what came before cannot be asked for again
                 raise
         return pass_.finish().with_notes(*notes)
 
