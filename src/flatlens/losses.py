@@ -100,7 +100,7 @@ def targets(y: Any, N: int, like: Outputs) -> Outputs:
     tensor([[0., 1.],
             [1., 0.]])
     """
-    y, n = as_tensor(y, like), len(like)
+    y, n = as_tensor(y, like.device), len(like)
     if y.dim() == 0 or len(y) != n:
         entries = 1 if y.dim() == 0 else len(y)
         raise FlatlensError(
@@ -125,11 +125,10 @@ def targets(y: Any, N: int, like: Outputs) -> Outputs:
     return y.reshape(n, N).to(like.dtype)
 
 
-def as_tensor(y: Any, like: Tensor) -> Tensor:
-    """Return y as a tensor on the device of ``like``."""
-    return (y.detach() if isinstance(y, Tensor) else torch.as_tensor(y, device="cpu")).to(
-        like.device
-    )
+def as_tensor(y: Any, device: torch.device | str) -> Tensor:
+    """Return y as a tensor on ``device``, wherever new tensors are made by default."""
+    y = y.detach() if isinstance(y, Tensor) else torch.as_tensor(y, device="cpu")
+    return y.to(device)
 
 
 FACTORS: dict[str, Callable[[int], float]] = {
@@ -262,7 +261,7 @@ class Custom(Loss):
     earlier: list[Tensor] = field(default_factory=list, repr=False, compare=False)
 
     def __call__(self, f: Outputs, y: Any) -> Float[Tensor, " b"]:
-        y = as_tensor(y, f)
+        y = as_tensor(y, f.device)
         if y.dim() == 0 or len(y) != len(f):
             raise FlatlensError(f"y does not have one entry for each of the {len(f)} samples")
         values = self._of(f, y)
@@ -321,7 +320,7 @@ class Custom(Loss):
         self.earlier[:] = [t.clone() for t in row]
 
     def hessian(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N N"]:
-        y = as_tensor(y, f)
+        y = as_tensor(y, f.device)
         hessians = []
         with torch.enable_grad():
             for i in range(len(f)):

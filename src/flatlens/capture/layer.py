@@ -19,6 +19,7 @@ from torch import Tensor
 
 from flatlens.algebra.operator_norms import Norm
 from flatlens.capture.layout import Layout
+from flatlens.capture.row_formats import RowFormat
 
 Memory = Callable[[tuple[int, ...]], Tensor]  # shape -> where to write
 
@@ -82,20 +83,12 @@ class Layer(Protocol):
     ) -> Float[Tensor, "b g i T"]:
         """Bring the input into the weight-sharing format."""
 
-    def store_shape(self, batch: int, outputs: int, T: int) -> tuple[int, ...]:
-        """The shape in which the rows df_v/dz of all outputs are stored; v is dimension 2."""
+    @property
+    def row_format(self) -> RowFormat:
+        """How the rows df_v/dz of all outputs are stored."""
 
     def write_row(self, row: Tensor, grad: Tensor, layout: Layout | None, batch: int) -> None:
         """Write one output's df/dz into its place ``store[:, :, v]``."""
-
-    def jacobian(self, store: Tensor) -> Float[Tensor, "b g No T"]:
-        """All stored rows as one matrix per sample and group."""
-
-    def at_one_position(self, store: Tensor) -> Float[Tensor, "b g N o"]:
-        """The stored rows of a layer with one position."""
-
-    def bias_rows(self, store: Tensor) -> Float[Tensor, "b N o"]:
-        """The derivative by the bias, from the stored rows."""
 
     def bias_row(self, grad: Tensor, layout: Layout | None, batch: int) -> Tensor | None:
         """The derivative by the bias, where the stored rows do not hold it; else None."""

@@ -209,7 +209,7 @@ class _Slope:
         """The row of each sample, [b, 1, N]."""
         outputs = f.detach().requires_grad_()
         with torch.enable_grad():
-            total = self.loss(outputs, as_tensor(self.y, f)[samples]).sum()
+            total = self.loss(outputs, as_tensor(self.y, f.device)[samples]).sum()
         (slope,) = torch.autograd.grad(total, outputs)
         return slope[:, None, :]
 
@@ -225,7 +225,7 @@ def _squared_gradients(
     """Return ||grad_theta l_i||^2 of each sample: the sharpness of (dl/df)^T f."""
     pairs = list(batches(x))
     if y is None and all(target is not None for _, target in pairs):
-        y = torch.cat([_on_cpu(target) for _, target in pairs])
+        y = torch.cat([as_tensor(target, "cpu") for _, target in pairs])
     if y is None:
         raise FlatlensError("a loss needs targets; give y, or batches of (inputs, targets)")
     slope = _Slope(loss, y)
@@ -251,10 +251,10 @@ def _mini_batches(
             own = chosen[(chosen < end) & (chosen >= end - inputs.n)]
             if len(own):
                 local = torch.from_numpy(own - (end - inputs.n))
-                targets = target if y is None else _on_cpu(y)[end - inputs.n : end]
+                targets = target if y is None else as_tensor(y, "cpu")[end - inputs.n : end]
                 if targets is None:
                     raise FlatlensError("a loss needs targets; give y, or batches with targets")
-                part.append((_taken(inputs, local), _on_cpu(targets)[local]))
+                part.append((_taken(inputs, local), as_tensor(targets, "cpu")[local]))
         yield part
 
 
@@ -262,8 +262,3 @@ def _taken(inputs: Inputs, places: Tensor) -> Any:
     """Return the arguments of some samples as a tuple or dict."""
     some = inputs.map(lambda t: t[places.to(t.device)])
     return dict(zip(some.keys, some.values, strict=True)) if some.named else tuple(some.values)
-
-
-def _on_cpu(y: Any) -> Tensor:
-    """Targets as a tensor, wherever new tensors are made by default."""
-    return (y.detach() if isinstance(y, Tensor) else torch.as_tensor(y, device="cpu")).cpu()

@@ -50,15 +50,9 @@ def hessian_trace(
         >>> round(e.value, 9), round(e.residual, 9), e.se  # ||x||^2 + 1
         (3.0, 0.0, 0.0)
     """
-    x = as_list(x) if residual else x
-    with surface(model, x, y, loss, output, chunk) as s:
-        estimate = trace(
-            s.products, s.sizes, s.like, directions=directions, rtol=rtol, limit=limit, seed=seed
-        )
-    if residual:
-        S = sharpness(_gauss_newton(model, x, get_loss(loss), output, chunk))
-        return replace(estimate, residual=estimate.value - S)
-    return estimate
+    options = {"directions": directions, "rtol": rtol, "limit": limit, "seed": seed}
+    metric = sharpness if residual else None
+    return _estimate(model, x, y, loss, output, chunk, options, metric, adaptive=False)
 
 
 @no_type_check
@@ -90,17 +84,33 @@ def adaptive_sharpness_hessian(
         >>> round(adaptive_sharpness_hessian(net, x, y).value, 9)  # 9 + 9
         18.0
     """
-    x = as_list(x) if residual else x
+    options = {"directions": directions, "rtol": rtol, "limit": limit, "seed": seed}
+    metric = adaptive_sharpness if residual else None
+    return _estimate(model, x, y, loss, output, chunk, options, metric, adaptive=True)
+
+
+def _estimate(
+    model: nn.Module,
+    x: Any,
+    y: Any,
+    loss: str | Loss | Callable[..., Any],
+    output: Any,
+    chunk: int | None,
+    options: dict[str, Any],
+    metric: Callable[[Probe], float] | None,
+    *,
+    adaptive: bool,
+) -> Estimate:
+    """Estimate Tr H, or Tr D H D with D = diag(w); a metric gives the Gauss-Newton form of it."""
+    x = x if metric is None else as_list(x)
     with surface(model, x, y, loss, output, chunk) as s:
         D = s.theta
-        estimate = trace(
-            lambda V: D * s.products(D * V), s.sizes, s.like,
-            directions=directions, rtol=rtol, limit=limit, seed=seed,
-        )  # fmt: skip
-    if residual:
-        S = adaptive_sharpness(_gauss_newton(model, x, get_loss(loss), output, chunk))
-        return replace(estimate, residual=estimate.value - S)
-    return estimate
+        products = (lambda V: D * s.products(D * V)) if adaptive else s.products
+        estimate = trace(products, s.sizes, s.like, **options)
+    if metric is None:
+        return estimate
+    S = metric(_gauss_newton(model, x, get_loss(loss), output, chunk))
+    return replace(estimate, residual=estimate.value - S)
 
 
 def _gauss_newton(model: nn.Module, x: Any, loss: Loss, output: Any, chunk: int | None) -> Probe:

@@ -289,8 +289,8 @@ def _targets(net: Network, y: Any, like: Tensor) -> Tensor:
     if y is None:
         if any(t is None for t in net.targets):
             raise FlatlensError("a loss needs targets; give y, or batches of (inputs, targets)")
-        return torch.cat([as_tensor(t, like) for t in net.targets])
-    y = as_tensor(y, like).clone()  # an inference tensor would not do for a gradient
+        return torch.cat([as_tensor(t, like.device) for t in net.targets])
+    y = as_tensor(y, like.device).clone()  # an inference tensor would not do for a gradient
     if y.dim() == 0 or len(y) != net.n:
         entries = 1 if y.dim() == 0 else len(y)
         raise FlatlensError(

@@ -64,7 +64,7 @@ def margin_radius(
             if not leaves:
                 raise FlatlensError("the input is of integers: there is no distance to a decision")
             f = net.outputs(fed)
-            margin = _margins(f, None if y is None else as_tensor(y, f)[samples])
+            margin = _margins(f, None if y is None else as_tensor(y, f.device)[samples])
             grads = torch.autograd.grad(margin.sum(), leaves, allow_unused=True)
             square = sum(
                 g.double().flatten(1).square().sum(1) for g in grads if g is not None

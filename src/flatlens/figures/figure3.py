@@ -11,11 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from flatlens.analysis import run_table as records
-from flatlens.analysis.model_trend import order, outliers, points, rank_correlation, trend
+from flatlens.analysis.model_trend import order, points, rank_correlation
 from flatlens.analysis.statistics import Array
 from flatlens.errors import FlatlensError
 from flatlens.figures import style
 from flatlens.figures.correlations import number
+from flatlens.figures.trend_line import draw_trend
 
 # horizontal and vertical axis of each way to find them
 ESTIMATORS = {
@@ -64,19 +65,10 @@ def _panel(ax: Axes, df: pd.DataFrame, columns: tuple[str, str]) -> None:
         for j, recipe in enumerate(recipes):
             mine = (families == family) & (ways == recipe)
             _points(ax, used[mine], a[mine], b[mine], columns, _look(k, j))
-    slope, start = trend(a, b)
-    ends = np.array([a.min(), a.max()])
-    ax.plot(10**ends, 10 ** (slope * ends + start), color="0.3", linestyle=(0, (4, 2)), lw=0.9)
-    for name, column, row in outliers(a, b, families):
-        ax.annotate(
-            name, (10**column, 10**row), xytext=(0, 7), textcoords="offset points", size=6,
-            ha="center", weight="bold",
-        )  # fmt: skip
+    draw_trend(ax, a, b, families, above=7)
     for _, star in df[df["kind"] == "published"].iterrows():
         if all(name in star and star[name] > 0 for name in columns):
             ax.plot(star[columns[0]], star[columns[1]], marker="*", ms=7, color="0.2", ls="none")
-    ax.set_xscale("log")
-    ax.set_yscale("log")
     ax.set_xlabel("adaptive sharpness")
 
 

@@ -10,11 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatlens.analysis import run_table
-from flatlens.analysis.model_trend import AXES, order, outliers, points, rank_correlation, trend
+from flatlens.analysis.model_trend import AXES, order, points, rank_correlation
 from flatlens.analysis.statistics import Interval
 from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.figures import style
 from flatlens.figures.correlations import number
+from flatlens.figures.trend_line import draw_trend
 from flatlens.zoo.zoo import converged
 
 
@@ -47,16 +48,7 @@ def zoo(df: pd.DataFrame, x: str = "adaptive_sharpness", y: str = "normalized_ml
                 if f"{column}_se" in df
             }
             ax.errorbar(10 ** a[mine], 10 ** b[mine], **errors, label=name, **_marker(k))
-        slope, start = trend(a, b)
-        ends = np.array([a.min(), a.max()])
-        ax.plot(10**ends, 10 ** (slope * ends + start), color="0.3", linestyle=(0, (4, 2)), lw=0.9)
-        for name, column, row in outliers(a, b, classes):
-            ax.annotate(
-                name, (10**column, 10**row), xytext=(0, 9), textcoords="offset points", size=6,
-                ha="center", weight="bold",
-            )  # fmt: skip
-        ax.set_xscale("log")
-        ax.set_yscale("log")
+        draw_trend(ax, a, b, classes, above=9)
         ax.set_xlabel(AXES.get(x, style.name(x)))
         ax.set_ylabel(AXES.get(y, style.name(y)))
         over = rank_correlation(a, b, classes), rank_correlation(a, b)

@@ -28,8 +28,9 @@ from flatlens.gauss_newton.factors import (
 from flatlens.passes.choice import Choice
 from flatlens.passes.columns import ChunkColumns
 from flatlens.passes.derivative_rows import Rows, Setup, set_up
-from flatlens.passes.exact import exact_rows, loss_directions
+from flatlens.passes.exact import exact_rows
 from flatlens.passes.forward import Forward, Subject
+from flatlens.passes.head_fallback import loss_directions
 from flatlens.passes.independence import Layouts
 from flatlens.passes.needs import GRADIENTS
 from flatlens.passes.request import Request

@@ -14,16 +14,15 @@ from flatlens.capture.inputs import Inputs
 from flatlens.capture.recording import CapturePlan
 from flatlens.passes.columns import ChunkColumns
 from flatlens.passes.derivative_rows import (
-    NeedsEachOutputError,
     Rows,
     Setup,
     check_head,
     collect,
     direct_mixture,
-    set_up,
 )
 from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.head import mixed_rows
+from flatlens.passes.head_fallback import HeadFallback
 from flatlens.passes.independence import Layouts
 from flatlens.passes.layer_columns import all_columns
 from flatlens.passes.request import Request
@@ -39,41 +38,20 @@ class Exact:
     """
 
     def __init__(self, subject: Subject, request: Request, buffers: Buffers) -> None:
-        self.subject, self.request, self.buffers = subject, request, buffers
-        self.use_head = True  # until rounding is seen to spoil a head's rows
+        self.subject, self.request = subject, request
+        self.chunks = HeadFallback(subject, request, buffers)
 
     def run(self, inputs: Inputs, plan: CapturePlan, start: int = 0) -> Forward:
         """Run the network once."""
         return self.subject.run(inputs, plan, start)
 
     def measure(self, inputs: Inputs, forward: Forward, layouts: Layouts) -> ChunkColumns:
-        """Measure the samples of one forward pass.
+        """Measure the samples of one forward pass."""
+        return self.chunks.measure(inputs, forward, layouts, self._columns)
 
-        Where a head's rows are lost in rounding, every output gets a product of its own, after a
-        new forward pass: the graph of the old one is gone.
-        """
-        try:
-            return self._measure(forward, layouts)
-        except NeedsEachOutputError:
-            self.use_head = False
-            again = self.run(inputs, forward.recording.plan, forward.start)
-            return self._measure(again, layouts)
-
-    def _measure(self, forward: Forward, layouts: Layouts) -> ChunkColumns:
+    def _columns(self, setup: Setup) -> ChunkColumns:
         request = self.request
-        setup = set_up(
-            forward, layouts, self.subject.named, self.buffers,
-            target=loss_directions(request, forward), plain=request.root is None,
-            use_head=self.use_head, needs=request.needs,
-        )  # fmt: skip
         return all_columns(setup, exact_rows(setup), request.needs, request.exact_untied)
-
-
-def loss_directions(request: Request, forward: Forward) -> Tensor | None:
-    """R^T of the loss for the samples of a forward pass, [b, k, N]; None where f is measured."""
-    if request.root is None:
-        return None
-    return request.root.transposed(forward.f.detach(), forward.samples)
 
 
 def exact_rows(setup: Setup) -> Rows:

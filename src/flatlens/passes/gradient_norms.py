@@ -21,18 +21,16 @@ from flatlens.capture.layout import split
 from flatlens.capture.recording import CapturePlan
 from flatlens.passes.columns import ChunkColumns
 from flatlens.passes.derivative_rows import (
-    NeedsEachOutputError,
     Rows,
     Setup,
     check_head,
     collect,
     direct_mixture,
     rule_shares,
-    set_up,
 )
-from flatlens.passes.exact import loss_directions
 from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.head import mixed_rows
+from flatlens.passes.head_fallback import HeadFallback
 from flatlens.passes.independence import Layouts
 from flatlens.passes.needs import GRADIENTS
 from flatlens.passes.request import Request
@@ -54,30 +52,19 @@ class GradientNorms:
     def __init__(
         self, subject: Subject, request: Request, buffers: Buffers, rows_at_once: int
     ) -> None:
-        self.subject, self.request, self.buffers = subject, request, buffers
-        self.rows_at_once = rows_at_once
-        self.use_head = True  # until rounding is seen to spoil a head's rows
+        self.subject, self.request, self.rows_at_once = subject, request, rows_at_once
+        self.chunks = HeadFallback(subject, request, buffers)
 
     def run(self, inputs: Inputs, plan: CapturePlan, start: int = 0) -> Forward:
         """Run the network once."""
         return self.subject.run(inputs, plan, start)
 
     def measure(self, inputs: Inputs, forward: Forward, layouts: Layouts) -> ChunkColumns:
-        """Measure the samples of one forward pass (see ``Exact.measure``)."""
-        try:
-            return self._measure(forward, layouts)
-        except NeedsEachOutputError:
-            self.use_head = False
-            again = self.run(inputs, forward.recording.plan, forward.start)
-            return self._measure(again, layouts)
+        """Measure the samples of one forward pass."""
+        return self.chunks.measure(inputs, forward, layouts, self._columns)
 
-    def _measure(self, forward: Forward, layouts: Layouts) -> ChunkColumns:
+    def _columns(self, setup: Setup) -> ChunkColumns:
         needs = self.request.needs
-        setup = set_up(
-            forward, layouts, self.subject.named, self.buffers,
-            target=loss_directions(self.request, forward), plain=self.request.root is None,
-            use_head=self.use_head, needs=needs,
-        )  # fmt: skip
         at_once = self.rows_at_once if needs == {GRADIENTS} else setup.count
         rows_by_edge, grads = _measured(setup, at_once, GRADIENTS in needs)
         columns: dict[Key, Tensor] = {("output",): setup.f.detach()}

@@ -34,6 +34,7 @@ class Positions:
     ) -> None:
         self.layer, self.layout, self.batch, self.outputs = call.layer, layout, batch, outputs
         self.W = call.layer.matrix
+        self._format = call.layer.row_format
         self._x, self._buffers, self._place = call.x, buffers, place
         self._u: Tensor | None = None
         self._store: Tensor | None = None
@@ -66,7 +67,7 @@ class Positions:
     def store(self) -> Tensor:
         """All rows of df/dz. The memory is taken when the first row comes."""
         if self._store is None:
-            shape = self.layer.store_shape(self.batch, self.outputs, self.T)
+            shape = self._format.shape(self.W.shape, self.batch, self.outputs, self.T)
             self._store = self._buffers.get(("J", self._place), shape, self.u)
         return self._store
 
@@ -108,19 +109,19 @@ class Positions:
     def power(self) -> Float[Tensor, "b g o"]:
         """Squares of df/dz at the one position there is, summed over outputs."""
         if self._power is None:
-            self._power = squares(self.layer.at_one_position(self.store), 2)
+            self._power = squares(self._format.at_one_position(self.store), 2)
         return self._power
 
     @property
     def J(self) -> Float[Tensor, "b g No T"]:
         """All rows as one matrix per sample and group."""
-        return self.layer.jacobian(self.store)
+        return self._format.jacobian(self.store)
 
     def bias_rows(self) -> Float[Tensor, "b N o"]:
         """The per-sample derivative by the bias."""
         if self._bias_sums is not None:
             return self._bias_sums
-        return self.layer.bias_rows(self.store)
+        return self._format.bias_rows(self.store)
 
     def energies(self) -> tuple[Tensor, Tensor, Tensor]:
         """Per sample: sum_p ||J_p||^2 ||u_p||^2, sum_p ||J_p||^2, min_p ||u_p||^2."""

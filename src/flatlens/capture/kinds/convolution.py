@@ -18,6 +18,7 @@ from flatlens.capture.kinds.linear import block_diagonal_norms
 from flatlens.capture.layer import Memory
 from flatlens.capture.layout import Layout, split
 from flatlens.capture.recording import Recording
+from flatlens.capture.row_formats import BY_GROUP, RowFormat
 
 CONVOLUTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function for function in (F.conv1d, F.conv2d, F.conv3d)
@@ -77,23 +78,14 @@ class Convolution:
         unfolded = patches(x, self._kernel, self.geometry, self._positions, into)
         return _gathered(unfolded, layout, batch)
 
-    def store_shape(self, batch: int, outputs: int, T: int) -> tuple[int, ...]:
-        groups, o, _ = self.matrix.shape
-        return (batch, groups, outputs, o, T)
+    @property
+    def row_format(self) -> RowFormat:
+        return BY_GROUP
 
     def write_row(self, row: Tensor, grad: Tensor, layout: Layout | None, batch: int) -> None:
         grad = _with_batch(grad, self.weight)
         pixels = grad.reshape(grad.shape[0], self.geometry.groups, -1, prod(grad.shape[2:]))
         row.copy_(_gathered(pixels, layout, batch))
-
-    def jacobian(self, store: Tensor) -> Float[Tensor, "b g No T"]:
-        return store.flatten(2, 3)
-
-    def at_one_position(self, store: Tensor) -> Float[Tensor, "b g N o"]:
-        return store.squeeze(-1)
-
-    def bias_rows(self, store: Tensor) -> Float[Tensor, "b N o"]:
-        return store.sum(-1).movedim(2, 1).flatten(2)
 
     def bias_row(self, grad: Tensor, layout: Layout | None, batch: int) -> Tensor | None:
         return None
@@ -223,24 +215,15 @@ class TransposedConvolution:
         pixels = x.reshape(x.shape[0], self.geometry.groups, -1, prod(x.shape[2:]))
         return _gathered(pixels, layout, batch)
 
-    def store_shape(self, batch: int, outputs: int, T: int) -> tuple[int, ...]:
-        groups, o, _ = self.matrix.shape
-        return (batch, groups, outputs, o, T)
+    @property
+    def row_format(self) -> RowFormat:
+        return BY_GROUP
 
     def write_row(self, row: Tensor, grad: Tensor, layout: Layout | None, batch: int) -> None:
         grad = _with_batch(grad, self.weight)
         kernel = tuple(self.weight.shape[2:])
         positions = tuple(self.in_shape[-len(kernel) :])
         row.copy_(_gathered(patches(grad, kernel, self.geometry, positions), layout, batch))
-
-    def jacobian(self, store: Tensor) -> Float[Tensor, "b g No T"]:
-        return store.flatten(2, 3)
-
-    def at_one_position(self, store: Tensor) -> Float[Tensor, "b g N o"]:
-        return store.squeeze(-1)
-
-    def bias_rows(self, store: Tensor) -> Float[Tensor, "b N o"]:
-        raise NotImplementedError("the rows of a transposed convolution do not hold its bias")
 
     def bias_row(self, grad: Tensor, layout: Layout | None, batch: int) -> Tensor | None:
         pixels = _with_batch(grad, self.weight).flatten(2).unsqueeze(1)

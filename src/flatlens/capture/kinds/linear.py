@@ -15,6 +15,7 @@ from flatlens.capture.kinds.broadcast import broadcast
 from flatlens.capture.layer import Memory
 from flatlens.capture.layout import Layout, split
 from flatlens.capture.recording import Recording
+from flatlens.capture.row_formats import BY_POSITION, RowFormat
 
 
 @dataclass(frozen=True)
@@ -64,22 +65,12 @@ class Linear:
         x = split(x, layout, batch)
         return x.reshape(batch, -1, x.shape[-1]).mT.unsqueeze(1)
 
-    def store_shape(self, batch: int, outputs: int, T: int) -> tuple[int, ...]:
-        # Rows stay in the order in which the layer has them: [N o, T] is one matrix per sample
-        # without a further copy.
-        return (batch, T, outputs, self.matrix.shape[1])
+    @property
+    def row_format(self) -> RowFormat:
+        return BY_POSITION
 
     def write_row(self, row: Tensor, grad: Tensor, layout: Layout | None, batch: int) -> None:
         row.copy_(split(grad, layout, batch).reshape(row.shape))
-
-    def jacobian(self, store: Tensor) -> Float[Tensor, "b 1 No T"]:
-        return store.flatten(2).mT.unsqueeze(1)
-
-    def at_one_position(self, store: Tensor) -> Float[Tensor, "b 1 N o"]:
-        return store
-
-    def bias_rows(self, store: Tensor) -> Float[Tensor, "b N o"]:
-        return store[:, 0] if store.shape[1] == 1 else store.sum(1)
 
     def bias_row(self, grad: Tensor, layout: Layout | None, batch: int) -> Tensor | None:
         return None

@@ -23,6 +23,7 @@ from flatlens.capture.labels import Dimensions, Labels
 from flatlens.capture.layer import Memory
 from flatlens.capture.layout import Layout, split
 from flatlens.capture.recording import Recording
+from flatlens.capture.row_formats import BY_GROUP, RowFormat
 
 View = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
 
@@ -92,9 +93,9 @@ class Product:
         d = self.dimensions
         return self._arranged(x, d.x, d.inner, layout, batch)
 
-    def store_shape(self, batch: int, outputs: int, T: int) -> tuple[int, ...]:
-        groups, o, _ = self._matrix_shape
-        return (batch, groups, outputs, o, T)
+    @property
+    def row_format(self) -> RowFormat:
+        return BY_GROUP
 
     def write_row(self, row: Tensor, grad: Tensor, layout: Layout | None, batch: int) -> None:
         d = self.dimensions
@@ -105,15 +106,6 @@ class Product:
             dim = d.z.index(d.x[layout.dim])
             layout = Layout(dim, layout.repeat, layout.inner)
         row.copy_(self._arranged(grad, d.z, d.outer, layout, batch))
-
-    def jacobian(self, store: Tensor) -> Float[Tensor, "b g No T"]:
-        return store.flatten(2, 3)
-
-    def at_one_position(self, store: Tensor) -> Float[Tensor, "b g N o"]:
-        return store.squeeze(-1)
-
-    def bias_rows(self, store: Tensor) -> Float[Tensor, "b N o"]:
-        return store.sum(-1).movedim(2, 1).flatten(2)
 
     def bias_row(self, grad: Tensor, layout: Layout | None, batch: int) -> Tensor | None:
         return None
