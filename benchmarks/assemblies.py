@@ -59,9 +59,7 @@ def flatlens_whole(extent: Extent) -> Callable[[nn.Module], Exact]:
                 weight_norm="operator" if extent.operator else "kernel",
             )  # fmt: skip
             values = {name: measured.samples[name].tolist() for name in extent.names}
-            suffix = "_operator" if extent.operator else ""
-            bounds = {f"{b.name}{suffix}": b.rhs for b in measured.bounds}
-            return {**values, **bounds}
+            return {**values, **{b.name: b.rhs for b in measured.bounds}}
 
         return whole
 
@@ -229,12 +227,11 @@ ENTRIES = {"jacrev": jacrev_entries, "backpack_ggn": backpack_entries}
 # ------------------------------------------------------------------ assemblies
 
 
-def with_bounds(values: Values, extent: Extent) -> Values:
+def with_bounds(values: Values) -> Values:
     """Sums of squared ratios become the right sides of Eqs. 11 and 12."""
-    suffix = "_operator" if extent.operator else ""
     S = values["sharpness"]
-    values[f"eq11{suffix}"] = (values.pop("first_ratio") * S) ** 0.5
-    values[f"eq12{suffix}"] = (values.pop("ratios") * S) ** 0.5
+    values["eq11"] = (values.pop("first_ratio") * S) ** 0.5
+    values["eq12"] = (values.pop("ratios") * S) ** 0.5
     return values
 
 
@@ -256,7 +253,7 @@ def assembled(name: str, extent: Extent) -> Callable[[nn.Module], Exact]:
                 values = {"sharpness": sharp, "adaptive_sharpness": adaptive}
             else:
                 values = {"sharpness": S(x, batch)}
-            return with_bounds({**values, **rest(x, batch)}, extent)
+            return with_bounds({**values, **rest(x, batch)})
 
         return whole
 
@@ -292,7 +289,7 @@ def in_one_sweep(extent: Extent) -> Callable[[nn.Module], Exact]:
             values = rest(x, batch)
             names = ["sharpness", *(["adaptive_sharpness"] if extent.adaptive else [])]
             sums = (torch.stack(totals).double().sum(0) / len(x)).tolist()
-            return with_bounds({**dict(zip(names, sums, strict=True)), **values}, extent)
+            return with_bounds({**dict(zip(names, sums, strict=True)), **values})
 
         return whole
 

@@ -39,7 +39,9 @@ def norm_per_sample(layer: LayerProbe, which: WhichNorm = "chosen") -> Float[Arr
 
 def upper_norm_per_sample(layer: LayerProbe, which: WhichNorm = "chosen") -> Float[Array, " n"]:
     """Return the certified upper end of each sample's norm, which enters a right-hand side."""
-    slack = layer.norms.slack if layer.slack_i is None else layer.slack_i
+    norm = layer.weight_norm if which == "chosen" else which
+    each = {"operator": layer.slack_i, "kernel": layer.kernel_slack_i}.get(norm)
+    slack = layer.norms.slack_of(norm) if each is None else each
     return norm_per_sample(layer, which) * (1 + slack)
 
 

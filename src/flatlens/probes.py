@@ -28,6 +28,8 @@ OverDirections = Literal["mean", "largest", "spectrum", "same"]
 OverShards = Literal["concatenate", "mean", "all", "slowest", "largest", "smallest", "same"]
 REQUIRED = "required"
 UNKNOWN_VALUES, UNKNOWN_RANK = "one NaN per sample", -1.0  # of a spectrum that was not asked for
+# norms of a weight that a layer has for each sample, as ``NAME_i``
+NORM_COLUMNS = ("operator", "kernel", "frobenius", "slack", "kernel_slack")
 PATHS = ("unused", "frozen", "layer", "rule", "slow")  # a later one overrides an earlier one
 
 
@@ -155,8 +157,10 @@ class LayerProbe:
     kernel_i: Float[Array, " n"] | None = field(default=None, metadata=column(missing=None))
     frobenius_i: Float[Array, " n"] | None = field(default=None, metadata=column(missing=None))
     slack_i: Float[Array, " n"] | None = field(default=None, metadata=column(missing=None))
+    kernel_slack_i: Float[Array, " n"] | None = field(default=None, metadata=column(missing=None))
     # entries of x^l of each sample; None where all samples have M
     entries: Int[Array, " n"] | None = field(default=None, metadata=column(missing=None))
+    weight_norm: str = "operator"  # which norm ``norm`` is
 
 
 @dataclass(frozen=True)
@@ -325,12 +329,7 @@ def _joined_layer(shards: list[LayerProbe | None], n: np.ndarray) -> LayerProbe:
     """Join one layer; a share of the samples may be without it."""
     having = [q for q in shards if q is not None]
     start = having[0]
-    largest = WeightNorms(
-        *(
-            max(getattr(q.norms, name) for q in having)
-            for name in ("operator", "kernel", "frobenius", "slack")
-        )
-    )
+    largest = WeightNorms.largest(q.norms for q in having)
     differ = start.weight is None and any(q.norms != start.norms for q in having)
     differ = differ or any(q.norm_i is not None for q in having)
     spread = [_spread(q, differ, any(q.M != start.M for q in having)) for q in having]
@@ -350,7 +349,7 @@ def _spread(q: LayerProbe, norms: bool, entries: bool) -> LayerProbe:
     changes: dict[str, Any] = {} if q.used is not None else {"used": np.ones(k)}
     if norms and q.norm_i is None:
         changes["norm_i"] = np.full(k, q.norm)
-        for name in ("operator", "kernel", "frobenius", "slack"):
+        for name in NORM_COLUMNS:
             changes[f"{name}_i"] = np.full(k, getattr(q.norms, name))
     if entries and q.entries is None:
         changes["entries"] = np.full(k, q.M)

@@ -9,9 +9,10 @@ random starts, which gives a value from below and an upper end that is proven bu
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -44,17 +45,34 @@ class Norm(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightNorms:
-    """Three norms of one layer. ``slack`` is the relative width of what an iteration left open.
+    """Three norms of one layer.
 
-    A norm times 1 + slack is its upper end. ``risk`` is 0 where it was computed in full. Where an
-    iteration gave it, it is the probability, over its random starts, that the norm is larger.
+    Attributes:
+        operator: norm of the map from input to output; NaN where it was not asked for.
+        kernel: spectral norm of the flattened kernel.
+        frobenius: Frobenius norm of the weight.
+        slack: relative width of what an iteration left open of ``operator``. The norm times
+            1 + slack is its upper end.
+        kernel_slack: the same of ``kernel``.
+        risk: 0 where the norms were computed in full. Where an iteration gave one, it is the
+            probability, over its random starts, that the norm is larger than its upper end.
     """
 
     operator: float
     kernel: float
     frobenius: float
     slack: float = 0.0
+    kernel_slack: float = 0.0
     risk: float = 0.0
+
+    @classmethod
+    def largest(cls, several: Iterable[WeightNorms]) -> WeightNorms:
+        """Return the largest of each number, for a layer whose samples use different weights."""
+        return cls(*(max(numbers) for numbers in zip(*map(astuple, several), strict=True)))
+
+    def slack_of(self, norm: str) -> float:
+        """Return the relative distance of one norm to its upper end."""
+        return {"operator": self.slack, "kernel": self.kernel_slack}.get(norm, 0.0)
 
 
 @runtime_checkable
@@ -79,24 +97,28 @@ class HasNorms(Protocol):
 _remembered: dict[tuple[Any, ...], WeightNorms] = {}
 
 
-def weight_norms(layer: HasNorms) -> WeightNorms:
-    """Return all three norms of a layer's weight; those of the same weight are remembered.
+def weight_norms(layer: HasNorms, operator: bool = True) -> WeightNorms:
+    """Return the norms of a layer's weight; those of the same weight are remembered.
 
     A weight is recognised by its entries, not by its tensor: a write through ``.data`` leaves no
     other trace.
+
+    Args:
+        layer: the layer.
+        operator: whether the operator norm is asked for, which may take an iteration.
     """
     W = layer.matrix
     frobenius = float(torch.linalg.vector_norm(W, dtype=torch.float64))
     entries = zlib.crc32(bytes_of(layer.weight))
-    key = (W.dtype, W.shape, layer.way, layer.in_shape[1:], frobenius, entries)
+    key = (W.dtype, W.shape, layer.way, layer.in_shape[1:], frobenius, entries, operator)
     if key not in _remembered:
         if len(_remembered) >= MOST_REMEMBERED:
             _remembered.clear()
-        _remembered[key] = _norms(layer, frobenius)
+        _remembered[key] = _norms(layer, frobenius, operator)
     return _remembered[key]
 
 
-def _norms(layer: HasNorms, frobenius: float) -> WeightNorms:
+def _norms(layer: HasNorms, frobenius: float, operator: bool) -> WeightNorms:
     """Compute the norms of a weight; a small or large one is scaled first.
 
     Lanczos takes the squares of C^T C v, fourth powers of the weight.
@@ -111,14 +133,15 @@ def _norms(layer: HasNorms, frobenius: float) -> WeightNorms:
         frobenius = float(torch.linalg.vector_norm(layer.matrix, dtype=torch.float64)) / scale
     kernels = [matrix_norm(w) for w in layer.matrix]
     kernel = max(kernels)
-    operator = layer.operator_norm(kernel)
-    norms = [operator, *kernels]
+    kernel_slack = max(norm.slack for norm in kernels)
+    of_map = layer.operator_norm(kernel) if operator else Norm(math.nan)
     return WeightNorms(
-        operator.value / scale,
+        of_map.value / scale,
         kernel.value / scale,
         frobenius,
-        slack=max(norm.slack for norm in norms),
-        risk=max(norm.risk for norm in norms),
+        slack=max(of_map.slack, kernel_slack),
+        kernel_slack=kernel_slack,
+        risk=max(norm.risk for norm in (of_map, *kernels)),
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from flatlens.inequalities.network import Network
 from flatlens.inequalities.verdicts import Row
 from flatlens.metrics import max_sensitivity
-from flatlens.passes.needs import CHAIN, INPUT_TOP, WEIGHT_NORMS
+from flatlens.passes.needs import CHAIN, INPUT_TOP, OPERATOR_NORMS
 from flatlens.per_sample import upper_norm_per_sample
 
 NOT_SEEN = "this pass did not look for a chain of layers"
@@ -38,5 +38,5 @@ def why_no_chain(net: Network) -> str | None:
 LIPSCHITZ = Row(
     "lipschitz", "theory 8", lhs_lipschitz, rhs_lipschitz,
     "a chain of layers and maps of known Lipschitz constant", not_applicable=why_no_chain,
-    sides=(INPUT_TOP, CHAIN, WEIGHT_NORMS),
+    sides=(INPUT_TOP, CHAIN, OPERATOR_NORMS),
 )  # fmt: skip

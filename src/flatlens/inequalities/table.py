@@ -266,7 +266,7 @@ def lhs_eq35(net: Network) -> float:
 
 def rhs_eq35(net: Network) -> float:
     """sum_l sqrt(mean_i ||W_il||^2 w_il), with the widest interval of a norm."""
-    slack = max(1 + q.norms.slack for q in net.p.layers)
+    slack = max(1 + q.norms.slack_of(q.weight_norm) for q in net.p.layers)
     return matrix_normalized_sharpness(net.p) * slack
 
 
@@ -416,7 +416,7 @@ TABLE: tuple[Row, ...] = (
     Row("eq12_tied_rank", "theory 4.2", lhs_nmls_through, rhs_eq12_tied_rank,
         "every weight is a trainable parameter used once",
         each=(why_not_leaf,), infinite=low_patch_rank,
-        sides=(needs.LAYER_TOPS, needs.THROUGH, needs.PATCH_RANKS, *RATIOS)),
+        sides=(needs.LAYER_TOPS, needs.THROUGH, needs.PATCH_RANKS, needs.OPERATOR_NORMS, *RATIOS)),
     Row("eq17", "Eq. 17", lhs_eq17, rhs_eq12,
         "every layer has one position and a trainable weight used once",
         each=(why_not_dense, why_not_leaf), infinite=zero_input(all_layers), scale=lhs_nmls,
@@ -425,7 +425,7 @@ TABLE: tuple[Row, ...] = (
         "a chain of identity skips with a linear last layer", not_applicable=why_no_chain,
         first_layer=(why_read_beside,), each=(why_not_dense, why_not_leaf), layers=inner_layers,
         infinite=zero_input(inner_layers), scale=lhs_mls,
-        sides=(needs.INPUT_TOP, needs.THROUGH, *RATIOS)),
+        sides=(needs.INPUT_TOP, needs.THROUGH, needs.OPERATOR_NORMS, *RATIOS)),
     Row("eq35", "Eq. 35", lhs_eq35, rhs_eq35, DENSE_ALL, each=PAPER,
         sides=(needs.LAYER_TOPS, needs.LAYER_GRADIENTS, needs.WEIGHT_NORMS)),
     Row("eq37", "Eq. 37", lhs_eq37, rhs_eq37, DENSE_FIRST,

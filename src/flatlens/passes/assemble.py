@@ -86,6 +86,7 @@ def _layer(
         reads_input=slot.reads_input,
         norms=norms,
         norm=getattr(norms, weight_norm),
+        weight_norm=weight_norm,
         kappa=most,
         fewest=fewest,
         is_output=slot.is_output,

@@ -17,6 +17,7 @@ from flatlens.capture.chain import Chain
 from flatlens.capture.inputs import check_finite
 from flatlens.errors import FlatlensError, counted
 from flatlens.passes.forward import Subject
+from flatlens.passes.needs import AskedNorms
 from flatlens.passes.segments import COLUMNS, Key, Segment, Shapes, aligned
 from flatlens.passes.slots import LayerFacts, Slot, Slots
 from flatlens.probes import PATHS, Array
@@ -60,7 +61,7 @@ class ColumnTable:
 
     Args:
         subject: the network.
-        weight_norms: whether the norms of weights are asked for.
+        weight_norms: which norms of weights are asked for.
 
     Samples that take different layers have different columns. Each set of columns has a
     :class:`Segment`; at the end they are aligned by slot.
@@ -73,7 +74,7 @@ class ColumnTable:
         unmeasured: parameters with a linear map that is not measured as a layer, as keys.
     """
 
-    def __init__(self, subject: Subject, weight_norms: bool = True) -> None:
+    def __init__(self, subject: Subject, weight_norms: AskedNorms = "all") -> None:
         self.subject = subject
         self.n = 0
         self.slots = Slots(subject, weight_norms)

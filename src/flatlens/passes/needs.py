@@ -8,6 +8,10 @@ union of what was asked for and nothing else. It is decided before the first chu
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
+
+# Norms of weights that a pass computes; "matrices" leaves out the norms of maps of images.
+AskedNorms = Literal["none", "matrices", "all"]
 
 GRADIENTS = "gradient norms"  # ||grad_p f||_F^2 of every parameter
 LAYER_GRADIENTS = "gradient norms of layers"  # the same of every layer's weight and bias
@@ -21,13 +25,18 @@ LAYER_SPECTRA = "the singular values at layers"  # all of them
 THROUGH = "the sensitivities through layers alone"  # B, ||A - B||_2 and chains of skips
 BYPASS = "the bypasses of layers"  # ||A - B||_F, and what else reads the network's input
 PATCH_RANKS = "the ranks of patches"  # smallest singular value of the patches
-WEIGHT_NORMS = "the norms of weights"  # operator, kernel and Frobenius norm of every layer
+WEIGHT_NORMS = "the norms of weights"  # the chosen norm and the kernel's, of every layer
+OPERATOR_NORMS = "the operator norms of weights"  # of the map from a layer's input to its output
 SCALED_SUMS = "the sums of Eq. 37"  # curvature and crossed sums of the first layer
 FIRST_INVARIANT = "the shared sum of Eq. 44"  # invariant sum of the first layer
 CHAIN = "the chain of layers"  # layers and Lipschitz maps from the input to the output
 
 # What is computed on the way to something else.
-IMPLIED = {INPUT_SPECTRUM: INPUT_TOP, LAYER_SPECTRA: LAYER_TOPS}
+IMPLIED = {
+    INPUT_SPECTRUM: INPUT_TOP,
+    LAYER_SPECTRA: LAYER_TOPS,
+    OPERATOR_NORMS: WEIGHT_NORMS,
+}
 AT_THE_INPUT = frozenset({INPUT_TOP, INPUT_SPECTRUM, INPUT_INVARIANT})
 # These take df/dz of all outputs, and not only its norms.
 JACOBIANS = frozenset({LAYER_GRADIENTS, ADAPTIVE, UNTIED, SCALED_SUMS, FIRST_INVARIANT})
@@ -40,7 +49,7 @@ EVERYTHING = frozenset(
     {
         *(GRADIENTS, LAYER_GRADIENTS, ADAPTIVE, UNTIED, INPUT_TOP, INPUT_SPECTRUM),
         *(INPUT_INVARIANT, LAYER_TOPS, LAYER_SPECTRA, THROUGH, BYPASS, PATCH_RANKS),
-        *(WEIGHT_NORMS, SCALED_SUMS, FIRST_INVARIANT, CHAIN),
+        *(WEIGHT_NORMS, OPERATOR_NORMS, SCALED_SUMS, FIRST_INVARIANT, CHAIN),
     }
 )
 

@@ -10,7 +10,15 @@ from torch import Tensor
 
 from flatlens.errors import FlatlensError
 from flatlens.losses import Loss, RootProducts
-from flatlens.passes.needs import EVERYTHING, JACOBIANS, WITHOUT_LAYERS, with_implied
+from flatlens.passes.needs import (
+    EVERYTHING,
+    JACOBIANS,
+    OPERATOR_NORMS,
+    WEIGHT_NORMS,
+    WITHOUT_LAYERS,
+    AskedNorms,
+    with_implied,
+)
 
 Method = Literal["exact", "sketch", "auto"]
 NORMS = ("operator", "kernel", "frobenius")
@@ -137,6 +145,14 @@ class Request:
     def norms_are_enough(self) -> bool:
         """Whether only norms of df/dz are needed, so that a dense layer need not store it."""
         return not self.needs & JACOBIANS and not self.exact_untied
+
+    @property
+    def asked_norms(self) -> AskedNorms:
+        """Which norms of weights are asked for; an operator norm may take an iteration."""
+        chosen = WEIGHT_NORMS in self.needs and self.weight_norm == "operator"
+        if chosen or OPERATOR_NORMS in self.needs:
+            return "all"
+        return "matrices" if WEIGHT_NORMS in self.needs else "none"
 
     @property
     def asked(self) -> tuple[str, ...] | None:

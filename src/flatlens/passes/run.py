@@ -32,7 +32,7 @@ from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.gradient_norms import GradientNorms
 from flatlens.passes.independence import Layouts, NeedsSinglesError, check_subset
 from flatlens.passes.input_choice import InputChoice, choose_inputs
-from flatlens.passes.needs import CHAIN, WEIGHT_NORMS
+from flatlens.passes.needs import CHAIN
 from flatlens.passes.plan import reaching_calls
 from flatlens.passes.precision import (
     check_linear,
@@ -156,7 +156,7 @@ class _Pass:
         self.inputs: InputChoice | None = None
         self.arrangement: Arrangement | None = None
         self.strategy: Strategy | None = None
-        self.table = ColumnTable(subject, WEIGHT_NORMS in request.needs)
+        self.table = ColumnTable(subject, request.asked_norms)
         self.buffers = Buffers()
         self.M = 0
         self.chain: Chain | None = None

@@ -21,7 +21,8 @@ from flatlens.algebra.operator_norms import WeightNorms, weight_norms
 from flatlens.capture.layer import Layer
 from flatlens.passes.forward import Subject
 from flatlens.passes.names import layer_name
-from flatlens.probes import Array
+from flatlens.passes.needs import AskedNorms
+from flatlens.probes import NORM_COLUMNS, Array
 
 NOT_ASKED = WeightNorms(*[float("nan")] * 3)
 
@@ -65,7 +66,7 @@ class Slot:
     Attributes:
         name: its name in ``Probe.layers``.
         owned: whether the weight is a parameter or a buffer, and not computed.
-        weight_norms: whether the norms of its weight are asked for.
+        weight_norms: which norms of its weight are asked for.
         layer: the layer as the first of its samples used it.
         parameter: what its weight is, up to a reshape or permutation.
         positions: the largest number of positions of any sample.
@@ -74,7 +75,7 @@ class Slot:
         spans: the samples that use it.
     """
 
-    def __init__(self, name: str, owned: bool, facts: LayerFacts, weight_norms: bool) -> None:
+    def __init__(self, name: str, owned: bool, facts: LayerFacts, weight_norms: AskedNorms) -> None:
         self.name, self.owned, self.weight_norms = name, owned, weight_norms
         layer = facts.layer
         self.parameter = facts.parameter
@@ -115,20 +116,14 @@ class Slot:
     def norms(self) -> WeightNorms:
         """The norms of its weight; the largest of each where samples use different weights."""
         each = self._each_norm()
-        return WeightNorms(
-            operator=max(norms.operator for norms in each),
-            kernel=max(norms.kernel for norms in each),
-            frobenius=max(norms.frobenius for norms in each),
-            slack=max(norms.slack for norms in each),
-            risk=max(norms.risk for norms in each),
-        )
+        return WeightNorms.largest(each)
 
     def sample_columns(self, n: int, weight_norm: str) -> dict[str, Array]:
         """Columns of what differs from sample to sample: norms of the weight, and entries."""
         columns: dict[str, Array] = {}
         each = self._each_norm()
         if any(norms is not each[0] and norms != each[0] for norms in each):
-            sources = {f"{k}_i": k for k in ("operator", "kernel", "frobenius", "slack")}
+            sources = {f"{name}_i": name for name in NORM_COLUMNS}
             for name, source in {**sources, "norm_i": weight_norm}.items():
                 columns[name] = self._filled(n, [getattr(norms, source) for norms in each])
         entries = [span.entries for span in self.spans]
@@ -141,7 +136,9 @@ class Slot:
         return [remembered if span.norms is None else span.norms for span in self.spans]
 
     def _norms_of(self, layer: Layer) -> WeightNorms:
-        return weight_norms(layer) if self.weight_norms else NOT_ASKED
+        if self.weight_norms == "none":
+            return NOT_ASKED
+        return weight_norms(layer, operator=self.weight_norms == "all")
 
     def _filled(self, n: int, values: list[float] | list[int]) -> Array:
         """One value for every sample from one of every span; 0 for samples without the slot."""
@@ -154,7 +151,7 @@ class Slot:
 class Slots:
     """All slots so far, in the order in which samples first used them."""
 
-    def __init__(self, subject: Subject, weight_norms: bool = True) -> None:
+    def __init__(self, subject: Subject, weight_norms: AskedNorms = "all") -> None:
         self.subject, self.weight_norms = subject, weight_norms
         self.all: list[Slot] = []
         owned = [*subject.named, *subject.model.named_buffers()]
