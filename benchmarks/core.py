@@ -7,7 +7,8 @@
 **The floor** is what N plain training steps cost: one forward pass and N backward passes with
 weight gradients over the same n samples, at the batch size that is fastest for it. **The lower
 limit** asks the same N backward passes for the layers' activations only; no exact method that
-backpropagates each output can beat it. Every repeat times all sides one after the other on the
+backpropagates each output can beat it. The columns S, "S and MLS", headline and everything are
+`measure` asked for so much, in floors. Every repeat times all sides one after the other on the
 same network, and a ratio is the median over repeats of the ratios within one repeat: what slows
 the machine down for a while slows both sides. Before each call every parameter moves a little, as
 it does in training, so no cache may answer from the weights of the call before.
@@ -33,12 +34,10 @@ import torch
 from torch import Tensor, nn
 
 import flatlens as fl
-from flatlens.metrics import METRICS
 from flatlens.training.networks import MODELS, build
 
 BATCHES = (10, 20, 25, 50, 100)
 SLOW = 2.0  # seconds; longer calls scatter less and are repeated a third as often
-NOT_ADAPTIVE = [name for name in METRICS if name != "adaptive_sharpness"]
 ORACLE_SAMPLES = 10  # jacrev is slow, and linear in n: time a tenth
 Work = Callable[[], object]
 
@@ -153,7 +152,9 @@ def cost(name: str, options: argparse.Namespace) -> dict[str, Any]:
     sides: dict[str, Work] = {
         "floor": lambda: floor(model, x, batch),
         "measure": lambda: fl.measure(model, x),
-        "not_adaptive": lambda: fl.measure(model, x, quantities=NOT_ADAPTIVE),
+        "sharpness": lambda: fl.measure(model, x, quantities=["sharpness"]),
+        "sharpness_and_mls": lambda: fl.measure(model, x, quantities=["sharpness", "mls"]),
+        "headline": lambda: fl.measure(model, x, quantities="headline"),
         "measure_best_chunk": lambda: fl.measure(model, x, chunk=chunk),
         "lower_limit": lambda: lower_limit(model, x, limit),
     }
@@ -219,19 +220,20 @@ def memory(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def cost_table(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield (
-        "| model | parameters | floor | measure / floor | at best chunk "
-        "| without adaptive sharpness | lower limit / floor |"
+        "| model | parameters | floor | S | S and MLS | headline | everything | at best chunk "
+        "| lower limit |"
     )
-    yield "|---|--:|--:|--:|--:|--:|--:|"
+    yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|"
     for row in rows:
         ms = 1000 * median(row["times"]["floor"])
         low, mid, high = row["ratios"]["measure"]
-        others = ("measure_best_chunk", "not_adaptive", "lower_limit")
-        best, rest, limit = (row["ratios"][side][1] for side in others)
+        others = ("sharpness", "sharpness_and_mls", "headline", "measure_best_chunk", "lower_limit")
+        S, both, headline, best, limit = (row["ratios"][side][1] for side in others)
         yield (
             f"| {row['model']} | {row['parameters']:,} | {ms:.0f} ms (batch {row['floor_batch']}) "
+            f"| {S:.2f} | {both:.2f} | **{headline:.2f}** "
             f"| **{mid:.2f}** ({low:.2f} to {high:.2f}) | {best:.2f} (chunk {row['best_chunk']}) "
-            f"| {rest:.2f} | {limit:.2f} (batch {row['lower_limit_batch']}) |"
+            f"| {limit:.2f} (batch {row['lower_limit_batch']}) |"
         )
     for row in rows:
         if "jacrev_over_measure" in row:

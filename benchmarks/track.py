@@ -8,7 +8,8 @@ that falls into it, written to a run folder. The overhead is the time inside the
 calls, the measurement, the write to the disk) over the time of the steps in the same window; the
 table has the median over windows, and quartiles. The second column compares whole windows with
 and without a tracker, one after the other: it agrees if the tracker costs nothing beside its calls.
-The last one is the overhead under ``max_overhead=0.1`` after the first window, how many of those
+The rows are for the headline set and for all that one pass gives.
+The last column is the overhead under ``max_overhead=0.1`` after the first window, how many of those
 due took place, and how many of these on a part of the samples. With ``--sketch`` a second table
 has one measurement by the exact pass and by sketches of 2 and 4 directions, as a share of a window.
 """
@@ -72,14 +73,21 @@ class Training:
         return time.perf_counter() - start, tracked
 
 
-def overhead(name: str, options: argparse.Namespace) -> dict[str, Any]:
+def overhead(name: str, quantities: str, options: argparse.Namespace) -> dict[str, Any]:
     """One row of the table: seconds per window, and both ratios."""
     training = Training(name, options.batch)
     x, y = data(name, options.samples)
     rows: list[dict[str, float]] = []
     with (
         tempfile.TemporaryDirectory() as folder,
-        Tracker(training.model, x, y, when=every(options.every), run=Path(folder) / "a") as tracker,
+        Tracker(
+            training.model,
+            x,
+            y,
+            when=every(options.every),
+            run=Path(folder) / "a",
+            quantities=quantities,
+        ) as tracker,
     ):
         training.window(options.every, tracker)  # the first of everything is slow
         for _ in range(options.repeats):
@@ -91,18 +99,20 @@ def overhead(name: str, options: argparse.Namespace) -> dict[str, Any]:
     shares = [row["tracked"] / (row["whole"] - row["tracked"]) for row in rows]
     return {
         "model": name,
-        "limited": limited(name, options),
+        "quantities": quantities,
+        "limited": limited(name, quantities, options),
         "windows": rows,
         "overhead": shares,
         "against_plain": [row["whole"] / row["plain"] - 1 for row in rows],
     }
 
 
-def limited(name: str, options: argparse.Namespace) -> dict[str, float]:
+def limited(name: str, quantities: str, options: argparse.Namespace) -> dict[str, float]:
     """The same training with ``max_overhead=0.1``: its overhead, and what was measured."""
     training = Training(name, options.batch)
     x, y = data(name, options.samples)
-    tracker = Tracker(training.model, x, y, when=every(options.every), max_overhead=0.1)
+    when = every(options.every)
+    tracker = Tracker(training.model, x, y, when=when, quantities=quantities, max_overhead=0.1)
     training.window(options.every, tracker)  # the first of everything is slow
     with warnings.catch_warnings(action="ignore"):  # that it is over the limit
         windows = [training.window(options.every, tracker) for _ in range(2 * options.repeats)]
@@ -134,9 +144,9 @@ def sketches(name: str, options: argparse.Namespace) -> str:
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| model | training, a window | tracker, a window | overhead | against a window without "
-        "| max_overhead=0.1 |",
-        "|---|--:|--:|--:|--:|--:|",
+        "| model | quantities | training, a window | tracker, a window | overhead "
+        "| against a window without | max_overhead=0.1 |",
+        "|---|---|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
         steps = 1000 * median(w["whole"] - w["tracked"] for w in row["windows"])
@@ -144,7 +154,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         limit = row["limited"]
         low, mid, high = quantiles(row["overhead"], n=4)
         lines.append(
-            f"| {row['model']} | {steps:.0f} ms | {tracked:.0f} ms "
+            f"| {row['model']} | {row['quantities']} | {steps:.0f} ms | {tracked:.0f} ms "
             f"| **{100 * mid:.1f} %** ({100 * low:.1f} to {100 * high:.1f}) "
             f"| {100 * median(row['against_plain']):.1f} % "
             f"| {100 * limit['share']:.1f} % ({limit['measured']} of {limit['due']}, "
@@ -156,6 +166,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Overhead of a Tracker in training.")
     parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--quantities", nargs="*", default=["headline", "default"])
     parser.add_argument("--samples", type=int, default=100)
     parser.add_argument("--every", type=int, default=200, help="steps between measurements")
     parser.add_argument("--batch", type=int, default=20)
@@ -174,7 +185,11 @@ def main() -> None:
         "cores": os.cpu_count(),
     }
     print(", ".join(f"{key} {value}" for key, value in facts.items()), end="\n\n")
-    rows = [overhead(name, options) for name in options.models]
+    rows = [
+        overhead(name, quantities, options)
+        for name in options.models
+        for quantities in options.quantities
+    ]
     print(table(rows))
     if options.sketch:
         print("\n| model | exact | 2 directions | 4 directions |\n|---|--:|--:|--:|")

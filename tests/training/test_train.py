@@ -291,6 +291,18 @@ def test_quantities_can_be_chosen(tmp_path):
     assert "sharpness" not in records
 
 
+def test_variants_of_the_authors_bring_what_they_need(tmp_path):
+    settings = replace(SMALL, steps=1, quantities=("mls", "bound_authors"))
+    few = train(settings, tmp_path / "few")
+    settings = replace(settings, quantities=("default", "bound_authors"))
+    whole = train(settings, tmp_path / "whole")
+    got, want = few["bound_authors"].tolist(), whole["bound_authors"].tolist()
+    assert got == pytest.approx(want, rel=1e-6)
+    assert min(got) > 0
+    assert {"eq12.rhs", "eq37.lhs", "sharpness_untied"} <= set(whole)
+    assert "eq12.rhs" not in few
+
+
 @pytest.mark.slow
 def test_measuring_and_checkpoints_change_nothing(tmp_path):
     train(replace(NOISY, measure="end"), tmp_path / "a")

@@ -87,6 +87,7 @@ class Slot:
         self.reads_input = self.is_output = self.bias_counts = True
         self.reads = layer.reads()
         self.spans: list[Span] = []
+        self._own_norms: WeightNorms | None = None
 
     def add(self, facts: LayerFacts, start: int, samples: int) -> None:
         """Note that some samples use this slot."""
@@ -132,8 +133,9 @@ class Slot:
         return columns
 
     def _each_norm(self) -> list[WeightNorms]:
-        remembered = self._norms_of(self.layer)
-        return [remembered if span.norms is None else span.norms for span in self.spans]
+        if self._own_norms is None:  # even to look them up takes a pass over the weight
+            self._own_norms = self._norms_of(self.layer)
+        return [span.norms or self._own_norms for span in self.spans]
 
     def _norms_of(self, layer: Layer) -> WeightNorms:
         if self.weight_norms == "none":

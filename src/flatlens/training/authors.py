@@ -17,7 +17,8 @@ import numpy as np
 from jaxtyping import Float
 
 from flatlens.inequalities.first_layers import find_first_layers
-from flatlens.metrics import METRICS, sharpness
+from flatlens.metrics import sharpness
+from flatlens.passes.needs import GRADIENTS, WEIGHT_NORMS
 from flatlens.per_sample import norm_per_sample, where_used
 from flatlens.probes import Array, LayerProbe, Probe
 
@@ -61,13 +62,15 @@ VARIANTS: dict[str, Callable[[Probe], float]] = {
     "bound_authors": bound_authors,
     "d_authors": d_authors,
 }
+for variant in VARIANTS.values():  # ``measure`` reads what a function needs of the pass
+    variant.needs = frozenset({GRADIENTS, WEIGHT_NORMS})  # type: ignore[attr-defined]
 
 
 def split(quantities: str | Sequence[str]) -> tuple[str | list[str], list[str]]:
     """Split names into those for `measure` and variants of the authors.
 
     Args:
-        quantities: names. "default" in a list stands for all default names.
+        quantities: names, or names of sets.
 
     Returns:
         Quantities for `measure`, and names of `VARIANTS`.
@@ -78,6 +81,5 @@ def split(quantities: str | Sequence[str]) -> tuple[str | list[str], list[str]]:
     if isinstance(quantities, str) and ":" not in quantities:
         return quantities, []
     quantities = [quantities] if isinstance(quantities, str) else quantities
-    names = [q for name in quantities for q in (METRICS if name == "default" else (name,))]
-    names = list(dict.fromkeys(names))
+    names = list(dict.fromkeys(quantities))
     return [q for q in names if q not in VARIANTS], [q for q in names if q in VARIANTS]

@@ -9,6 +9,7 @@ from torch import nn
 
 import flatlens as fl
 from flatlens.errors import FlatlensError
+from flatlens.measurement.quantities import Quantities
 from flatlens.training.authors import VARIANTS, split
 from flatlens.training.config import Config
 from flatlens.training.own_quantities import resolved
@@ -39,10 +40,11 @@ def make_record(
     scores = _scores(network, train, test, config, step)
     measured = train.head(config.samples)
     quantities, variants = split(config.quantities)
-    wanted = quantities if isinstance(quantities, str) else resolved(quantities)
+    functions = [VARIANTS[name] for name in variants]
+    single = isinstance(quantities, str)
+    wanted: Quantities = quantities if single else [*resolved(quantities), *functions]
     m = fl.measure(network, measured.x, measured.y, quantities=wanted)
-    others = {name: VARIANTS[name](m.probe) for name in variants}
-    return {"step": step, **m.to_dict(), **others, **scores}
+    return {"step": step, **m.to_dict(), **scores}
 
 
 def _scores(
