@@ -640,6 +640,29 @@ def test_it_opens_without_a_message_and_its_legend_works(browser, plain):
 
 
 @pytest.mark.slow
+def test_the_keyboard_reaches_the_end_of_the_page(browser, plain):
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    opened(browser, plain)
+    script = """const e = document.activeElement;
+        if (e === document.body) return null;
+        e.dataset.visits = 1 + Number(e.dataset.visits || 0);
+        return [e.dataset.visits, getComputedStyle(e).outlineStyle, e.textContent]"""
+    stops = []
+    for _ in range(200):
+        ActionChains(browser).send_keys(Keys.TAB).perform()
+        stop = browser.execute_script(script)
+        if stop is None or stop[0] == "2":  # after the last element the focus leaves the page
+            break
+        stops.append(stop)
+    assert stops[0][2] == "Skip to the content"
+    assert all(style == "solid" for _, style, _ in stops)
+    names = {text for _, _, text in stops}
+    assert {"Layer by layer", "Figures to download", "What the inequalities say"} <= names
+
+
+@pytest.mark.slow
 def test_axes_of_the_scatter_are_chosen_by_keyboard(browser, plain):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.select import Select
@@ -662,6 +685,11 @@ def test_axes_of_the_scatter_are_chosen_by_keyboard(browser, plain):
 def test_it_fits_its_screen_and_colours(browser, plain, tmp_path, width, scheme):
     opened(browser, plain, width=width, scheme=scheme)
     assert browser.execute_script("return document.documentElement.scrollWidth") == width
+    cut = """return [...document.querySelectorAll("caption, .legend")]
+        .filter((e) => e.getBoundingClientRect().right > innerWidth
+            || (e.matches(".legend") && e.scrollHeight > e.clientHeight + 1))
+        .map((e) => e.textContent)"""
+    assert browser.execute_script(cut) == []
     back, text = browser.execute_script(
         """const style = getComputedStyle(document.body);
         const label = document.querySelector(".plot .xtick text");

@@ -53,6 +53,12 @@ def test_runs_without_a_config_are_a_line_each(page):
     assert "each run has a line of its own" in parsed(page).text
 
 
+def test_equal_values_have_no_extremes(page):
+    text = parsed(page).text
+    assert "At the end resnet is least sensitive and old-mlp most sensitive" in text
+    assert "sharpest" not in text  # all three have the same sharpness
+
+
 def test_unrelated_runs_are_no_evidence_for_the_paper(page):
     text = parsed(page).text
     assert "none is judged on these runs" in text

@@ -37,6 +37,7 @@ NEWER = ("weight_decay",)  # fields that older records lack and whose default is
 # A column that a reader of run folders may add: the settings of a run that flatlens does not know,
 # as text ("dropout 0.1"), missing for a run without a config. Configurations are named by it, too.
 OTHER_SETTINGS = "other_settings"
+LONGEST_FLOAT = 8  # characters of a float that is shown as it is
 INTERPOLATION = 0.01  # The training loss is near zero at this share of its first recorded value.
 NO_CONFIG = "runs without a config"  # The name of the family of such runs.
 
@@ -143,7 +144,7 @@ def configurations(df: pd.DataFrame, without: str | None = None) -> pd.Series[st
 
 def _named(df: pd.DataFrame, names: Sequence[str], nothing: str) -> pd.Series[str]:
     runs = df.drop_duplicates("run")
-    words = [[_words(name, value) for value in _values(runs, name)] for name in names]
+    words = [[_words(name, value) for value in _short(_values(runs, name))] for name in names]
     if OTHER_SETTINGS in df:
         words.append(runs[OTHER_SETTINGS].fillna("").tolist())
     texts = [", ".join(filter(None, run)) for run in zip(*words, strict=True)]
@@ -151,6 +152,28 @@ def _named(df: pd.DataFrame, names: Sequence[str], nothing: str) -> pd.Series[st
     pairs = zip(texts, runs["run"].astype(str), without_config(runs), strict=True)
     texts = [run if alone else text for text, run, alone in pairs]
     return df["run"].map(dict(zip(runs["run"], texts, strict=True)))
+
+
+def _short(values: Sequence[Any]) -> list[Any]:
+    """Write long floats with four digits, or with as many as keep different values different.
+
+    >>> _short([0.1, 0.010476157527896646, "cosine"])
+    [0.1, '0.01048', 'cosine']
+    >>> _short([0.010476157527896646, 0.010476257527896646])
+    ['0.0104762', '0.0104763']
+    """
+
+    def rounded(value: Any, digits: int) -> Any:
+        text = str(value)
+        try:
+            long = len(text) > LONGEST_FLOAT and "." in text
+            return f"{float(text):.{digits}g}" if long else value
+        except ValueError:
+            return value
+
+    different = len(set(map(str, values)))
+    choices = ([rounded(value, digits) for value in values] for digits in range(4, 18))
+    return next((c for c in choices if len(set(map(str, c))) == different), list(values))
 
 
 def _words(setting: str, value: Any) -> str:

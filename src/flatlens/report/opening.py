@@ -18,6 +18,7 @@ EXTREMES = (
     ("sqrt_sharpness", "flattest", "sharpest", "square root of sharpness"),
     ("nmls", "least sensitive", "most sensitive", "NMLS, network maximum local sensitivity"),
 )
+SAME = 1e-3  # relative difference below which values count as the same in words
 
 
 def summary_in_words(source: Source, judged: Judged) -> Html:
@@ -83,7 +84,7 @@ def _extremes(df: pd.DataFrame) -> Iterator[str]:
         if column not in last:
             continue
         means = pd.Series(run_table.numbers(last, column)).groupby(keys.to_numpy()).mean().dropna()
-        if len(means) > 1:
+        if len(means) > 1 and means.max() - means.min() > SAME * abs(means.max()):
             yield (
                 f"At the end {means.idxmin()} is {low} and {means.idxmax()} {high} ({meaning}: "
                 f"{means.min():.3g} and {means.max():.3g})."
