@@ -177,7 +177,9 @@ def test_the_peak_of_a_large_half_precision_network_is_far_below_a_copy():
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=120, check=True
     )
-    assert float(done.stdout) < 0.5  # of the model; a float32 copy takes 2 and its safe copy 2 more
+    # Of the model. A float32 copy takes 2, and the copy that protects it 2 more. Buffers and code
+    # that is loaded late take about 50 MB of any network: half of this one.
+    assert float(done.stdout) < 1
 
 
 def test_a_wide_tensor_has_no_float32_memory():
