@@ -91,7 +91,7 @@ def calls_that_share_the_gradient(p: Probe, layer: LayerProbe) -> list[LayerProb
         return [layer]
     path = next(q.path for q in p.parameters if q.name == layer.weight)
     calls = [q for q in p.layers if q.weight == layer.weight]
-    return [] if path == "slow" or (path == "frozen" and len(calls) > 1) else calls
+    return [] if path in ("slow", "rule") or (path == "frozen" and len(calls) > 1) else calls
 
 
 def without_squares(p: Probe) -> str:

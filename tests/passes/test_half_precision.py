@@ -1,6 +1,10 @@
 """Half-precision networks: widened layer by layer, they give the numbers of a float32 copy."""
 
 import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -115,6 +119,67 @@ def test_a_refusal_of_a_widened_network_is_given_once(monkeypatch):
     monkeypatch.setattr(tuning, "LARGEST_COPIED_BYTES", 0)
     with pytest.raises(fl.FlatlensError, match="sample 0 is not finite"):
         fl.measure(nn.Linear(3, 2).bfloat16(), torch.full((2, 3), float("nan")))
+
+
+def test_results_of_large_wide_tensors_have_memory_of_their_own():
+    torch.manual_seed(0)
+    first, second = (torch.randn(300, 300).bfloat16() for _ in range(2))
+    results = [op(WideTensor(t)) for t in (first, second) for op in OPERATIONS.values()]
+    wanted = [op(t.float()) for t in (first, second) for op in OPERATIONS.values()]
+    for got, right in zip(results, wanted, strict=True):
+        assert torch.equal(got, right)
+
+
+OPERATIONS = {
+    "contiguous transpose": lambda t: t.t().contiguous(),
+    "view as strided": lambda t: torch.as_strided(t, (300, 2), (300, 1)) + 0,
+    "product with itself": lambda t: t @ t.t(),
+    "sliced": lambda t: t[:, 1:].sum(0),
+    "expanded": lambda t: t[0].expand(300, 300) * 2,
+    "copied": lambda t: t.to(torch.float32, copy=True),
+    "reshaped": lambda t: t.reshape(-1).flip(0),
+    "diagonal": lambda t: torch.diagonal(t) + 0,
+}
+
+
+PEAK = """
+import resource, sys, torch
+from torch import nn
+import flatlens as fl
+torch.manual_seed(0)
+torch.set_default_dtype(torch.bfloat16)
+layers = [nn.Linear(1024, 1024, bias=False) for _ in range(48)]
+torch.set_default_dtype(torch.float32)
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x[:, :2]
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+fl.measure(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(2, 4), quantities=["sharpness"])
+before = peak()
+m = fl.measure(Deep(), torch.randn(2, 1024), quantities=["sharpness"])
+assert any("layer by layer" in note for note in m.probe.notes), m.probe.notes
+print((peak() - before) / sum(layer.weight.nbytes for layer in layers))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss counts in kilobytes on Linux only")
+def test_the_peak_of_a_large_half_precision_network_is_far_below_a_copy():
+    source = str(Path(fl.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", PEAK]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    # Of the model. A float32 copy takes 2, and the copy that protects it 2 more. Buffers and code
+    # that is loaded late take about 50 MB of any network: half of this one.
+    assert float(done.stdout) < 1
 
 
 def test_a_wide_tensor_has_no_float32_memory():

@@ -89,6 +89,41 @@ def tied_embedding_and_output():
 
 
 @case
+def tied_embedding_with_padding_and_a_bias():
+    def run(s, x):
+        h = s.emb((x > 0).long() + (x > 1).long()) + s.a(x).unsqueeze(1)
+        return s.out(torch.tanh(h)).flatten(1)
+
+    net = Net(run, emb=nn.Embedding(3, 4, padding_idx=1), a=nn.Linear(5, 4), out=nn.Linear(4, 3))
+    net.out.weight = net.emb.weight
+    return made(net, 3, 5)
+
+
+@case
+def one_table_for_two_lookups_and_two_layers():
+    def run(s, x):
+        ids = (x > 0).long()
+        encoded = torch.tanh(s.shared(ids)).mean(1) + s.a(x)
+        decoded = s.shared(ids[:, :2] + 1).sum(1) * encoded
+        again = nn.functional.linear(torch.tanh(decoded), s.shared.weight)
+        return nn.functional.linear(again, s.shared.weight)
+
+    net = Net(run, shared=nn.Embedding(3, 3), a=nn.Linear(5, 3))
+    return made(net, 3, 5)
+
+
+@case
+def one_table_for_two_lookups_and_one_layer():
+    def run(s, x):
+        ids = (x > 0).long()
+        encoded = torch.tanh(s.shared(ids)).mean(1) + s.a(x)
+        decoded = s.shared(ids[:, :2] + 1).sum(1) * encoded
+        return nn.functional.linear(torch.tanh(decoded), s.shared.weight)
+
+    return made(Net(run, shared=nn.Embedding(3, 4), a=nn.Linear(5, 4)), 3, 5)
+
+
+@case
 def shared_bias():
     net = Net(lambda s, x: s.b(torch.tanh(s.a(x))), a=nn.Linear(4, 3), b=nn.Linear(3, 3))
     net.b.bias = net.a.bias

@@ -8,6 +8,7 @@ a WideTensor.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 HALF = (torch.float16, torch.bfloat16)
+SCRATCH_ENTRIES = 1 << 16  # smaller tensors are widened into new memory
 ATEN = torch.ops.aten
 VIEWS = {
     *(ATEN.detach.default, ATEN.alias.default, ATEN.t.default, ATEN.transpose.int),
@@ -69,16 +71,61 @@ class WideTensor(Tensor):
             for argument, value in zip(func._schema.arguments, args, strict=False)
         ):
             raise WrittenToError("the model writes to its parameters")
-        args, kwargs = pytree.tree_map_only(WideTensor, _widen, (args, kwargs))
-        return func(*args, **kwargs)
+        scratch = _Scratch()
+        args, kwargs = pytree.tree_map_only(WideTensor, scratch.widen, (args, kwargs))
+        result = func(*args, **kwargs)
+        return pytree.tree_map_only(Tensor, scratch.own, result) if scratch.used else result
+
+
+class _Memory(threading.local):
+    """Float32 memory that operations use one after another, by the place of an argument."""
+
+    def __init__(self) -> None:
+        self.buffers: list[Tensor] = []
+
+
+class _Scratch:
+    """Widens the arguments of one operation, large ones into memory that is used again.
+
+    To ask for new memory each time costs as much as a copy of the whole model: small results are
+    allocated between two large ones, and the allocator then finds no gap for the next large one.
+    """
+
+    memory = _Memory()
+
+    def __init__(self) -> None:
+        self.used = 0
+
+    def widen(self, t: WideTensor) -> Tensor:
+        """Return the values of ``t`` in float32."""
+        values = t.half_values
+        last = sum((n - 1) * step for n, step in zip(values.shape, values.stride(), strict=True))
+        dense = last + 1 == values.numel()  # neither gaps nor an entry that stands for several
+        if not dense or values.numel() < SCRATCH_ENTRIES or values.device.type != "cpu":
+            return values.float()
+        place, self.used, buffers = self.used, self.used + 1, self.memory.buffers
+        if place == len(buffers):
+            buffers.append(torch.empty(0))
+        if buffers[place].numel() < values.numel():
+            buffers[place] = torch.empty(0)  # free the small one before the large one is there
+            buffers[place] = torch.empty(values.numel(), device="cpu", dtype=torch.float32)
+        wide = buffers[place].as_strided(values.shape, values.stride(), 0)
+        return wide.copy_(values)
+
+    def own(self, result: Tensor) -> Tensor:
+        """Return a result in memory of its own, which the next operation does not overwrite."""
+        addresses = [b.untyped_storage().data_ptr() for b in self.memory.buffers[: self.used]]
+        shared = result.untyped_storage().data_ptr() in addresses
+        return result.clone() if shared else result
+
+
+def free_scratch() -> None:
+    """Free the memory that operations widened their arguments in."""
+    _Scratch.memory.buffers.clear()
 
 
 def _narrow(t: WideTensor) -> Tensor:
     return t.half_values
-
-
-def _widen(t: WideTensor) -> Tensor:
-    return t.half_values.float()
 
 
 def stored(t: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ from flatlens.passes.independence import Layouts
 from flatlens.passes.needs import GRADIENTS
 from flatlens.passes.request import Request
 from flatlens.passes.run import MakeStrategy
+from flatlens.passes.tied_tables import tied_gradient
 
 Gram = Float[Tensor, "r r"]
 Key = tuple[str | int, ...]  # of a column
@@ -188,6 +189,8 @@ def _factors(setup: Setup, rows_by_edge: Rows) -> Iterator[tuple[str, Factor]]:
             uses = [setup.positions[i].bias_rows() for i in users]
             uses += [rows_by_edge[k] for k in copies]
             yield name, _vectors(torch.stack(uses).sum(0) if len(uses) > 1 else uses[0], start)
+        elif name in plan.tied:
+            yield name, _vectors(_tied(setup, rows_by_edge, name, p), start)
         elif name in plan.tables:
             yield name, _table(setup, rows_by_edge, name, p)
 
@@ -209,6 +212,19 @@ def _weight(setup: Setup, group: list[int]) -> Factor:
 def _vectors(gradients: Float[Tensor, "b N numel"], start: int) -> Vectors:
     check_finite(gradients.flatten(1), start, "gradient")
     return Vectors(in_range(gradients.clone()).flatten(0, 1))
+
+
+def _tied(setup: Setup, rows_by_edge: Rows, name: str, p: Tensor) -> Float[Tensor, "b N numel"]:
+    """The gradients of a table that is the weight of layers as well."""
+    plan = setup.plan.parameters
+    calls = [setup.positions[i] for i in plan.tied[name]]
+    looked_up = [(rows_by_edge[k], t) for k, t in plan.tables[name]]
+    gradients = setup.f.new_empty(setup.batch, setup.outputs, p.numel())
+    for sample in range(setup.batch):
+        for output in range(setup.outputs):
+            gradient = tied_gradient(p, calls, looked_up, sample, output)
+            gradients[sample, output] = gradient.flatten()
+    return gradients
 
 
 def _table(setup: Setup, rows_by_edge: Rows, name: str, p: Tensor) -> Lookups:

@@ -22,6 +22,7 @@ from flatlens.passes.needs import AT_THE_FIRST_LAYER, AT_THE_INPUT
 from flatlens.passes.plan import ChunkPlan, plan_chunk, reaching_calls
 from flatlens.passes.positions import Positions
 from flatlens.passes.products import Products, gradients
+from flatlens.passes.tied_tables import tied_share
 from flatlens.passes.unmeasured import unmeasured
 
 Rows = dict[int, Tensor]  # edge number -> [b, outputs, entries]
@@ -216,7 +217,11 @@ def rule_shares(
                 uses = [*(bias_rows[i] for i in users), *(rows_by_edge[k] for k in copies)]
                 shares[name] = share(p, uses)
         elif name in plan.tables:
-            shares[name] = table_share(p, [(rows_by_edge[k], t) for k, t in plan.tables[name]])
+            looked_up = [(rows_by_edge[k], t) for k, t in plan.tables[name]]
+            shares[name] = table_share(p, looked_up)
+            if name in plan.tied:
+                calls = [setup.positions[i] for i in plan.tied[name]]
+                shares[name] = tied_share(p, calls, looked_up, shares[name])
     return shares
 
 

@@ -119,6 +119,7 @@ def _dense_sizes(setup: Setup) -> dict[int, Tensor]:
     plan = setup.plan.parameters
     joined = [group for group, owner in plan.groups if owner is not None and len(group) > 1]
     joined += [users for users, copies in plan.rules.values() if copies or len(users) > 1]
+    joined += plan.tied.values()
     sharing = {i for group in joined for i in group}
     return {
         i: setup.f.new_zeros(setup.batch, setup.count, dtype=torch.float64)

@@ -28,6 +28,7 @@ from flatlens.passes.needs import (
     WITHOUT_LAYERS,
 )
 
+WAY_OF_LINEAR = ("linear", False)  # how F.linear reads its weight: one row for each output
 RowPlace = tuple[Layout | None, int]  # layout, and entries per sample
 
 
@@ -60,6 +61,8 @@ class ParameterPlan:
         groups: calls that share a weight, and the name of the trainable parameter it is, or None.
         rules: by parameter, the calls whose bias it is and the edge numbers of its copies.
         tables: by parameter, the edge numbers of the rows that were looked up.
+        tied: tables that are the weight of linear layers as well, with these calls; their lookups
+            are in ``tables``.
         slow: by parameter, the edge number of the parameter itself.
         trainable: names of the trainable parameters by id.
     """
@@ -68,6 +71,7 @@ class ParameterPlan:
     groups: list[tuple[list[int], str | None]] = field(default_factory=list)
     rules: dict[str, tuple[list[int], list[int]]] = field(default_factory=dict)
     tables: dict[str, list[tuple[int, Lookup]]] = field(default_factory=dict)
+    tied: dict[str, list[int]] = field(default_factory=dict)
     slow: dict[str, int] = field(default_factory=dict)
     trainable: dict[int, str] = field(default_factory=dict)
 
@@ -232,7 +236,8 @@ def _plan_parameters(
         plan.paths[name] = _plan_parameter(plan, name, p, uses, forward.graph, edges, batch)
     grouped = {i for group, _ in plan.groups for i in group}
     for i, call in enumerate(calls):
-        if i not in grouped and plan.trainable.get(id(call.parameter)) not in plan.slow:
+        name = plan.trainable.get(id(call.parameter), "")
+        if i not in grouped and name not in plan.slow and name not in plan.tied:
             plan.groups.append(([i], None))
     return plan
 
@@ -246,6 +251,7 @@ class _Uses:
     copies: list[Copies]
     lookups: list[Lookup]
     joinable: bool  # calls with it as their weight read it in the same way
+    reads_as_table: bool  # ... as a linear layer whose outputs are the rows of a table
 
     @classmethod
     def of(
@@ -258,6 +264,9 @@ class _Uses:
             [c for c in copies if c.parameter is p],
             [t for t in lookups if t.parameter is p],
             len({_way_of_reading(calls[i]) for i in weights}) == 1,
+            all(calls[i].layer.weight is p and calls[i].layer.way == WAY_OF_LINEAR for i in weights)
+            and not any(c.layer.bias is p for c in calls)
+            and not any(c.parameter is p for c in copies),
         )
 
     @property
@@ -295,9 +304,12 @@ def _plan_parameter(
         numbers = [edges.keep(c.edge, Layout(c.dim), p.numel()) for c in seen.copies]
         plan.rules[name] = (seen.biases, numbers)
         return "rule"
-    if uses == len(seen.lookups) and all(
+    tied = bool(seen.weights) and uses == seen.count + len(seen.lookups) and seen.reads_as_table
+    if (uses == len(seen.lookups) or (tied and seen.lookups)) and all(
         t.source is None or graph.read_once(t.source) for t in seen.lookups
     ):
+        if tied:
+            plan.tied[name] = seen.weights
         layout = Layout() if batch > 1 else None
         plan.tables[name] = [
             (edges.keep(t.edge, layout, t.indices.shape[1] * p.shape[1]), t) for t in seen.lookups

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from flatlens.algebra.wide_tensor import HALF, WideTensor
+from flatlens.algebra.wide_tensor import HALF, WideTensor, free_scratch
 from flatlens.capture.weights.swap import swapped
 
 NOTE = "half-precision parameters: widened to float32 layer by layer where they are used"
@@ -40,3 +40,4 @@ def widened(model: nn.Module) -> Iterator[None]:
         finally:
             for registry, name, t in buffers:
                 registry[name] = t
+            free_scratch()
