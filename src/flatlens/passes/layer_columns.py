@@ -16,6 +16,7 @@ from flatlens.capture.inputs import check_finite
 from flatlens.capture.layout import split
 from flatlens.passes.columns import ChunkColumns
 from flatlens.passes.derivative_rows import Rows, Setup, Share, rule_shares, share
+from flatlens.passes.positions import widen_where_needed
 from flatlens.passes.segments import Key
 from flatlens.passes.slots import LayerFacts
 
@@ -44,8 +45,7 @@ def all_columns(setup: Setup, rows_by_edge: Rows, asked: Asked) -> ChunkColumns:
     columns |= {("input", name): values for name, values in view.input_columns().items()}
     spectra = [view.spectrum(q.total) for q in setup.plan.layers]
     _check_finite(setup, view.input_spectrum, spectra)
-    for positions, (singular, _) in zip(setup.positions, spectra, strict=True):
-        positions.widen_if_needed(singular[:, 0])
+    widen_where_needed(setup.positions, [singular[:, 0] for singular, _ in spectra])
     bias_rows = [p.bias_rows() if p.layer.bias is not None else None for p in setup.positions]
     shares = rule_shares(setup, rows_by_edge, bias_rows)
     weights = _weight_columns(view, shares)
