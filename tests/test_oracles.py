@@ -10,6 +10,7 @@ from oracle_products import product_matrices
 from oracles import kernel_matrices, oracle, sample_calls, sharing_format
 from torch import nn
 from traps import ZOO
+from traps.everyday import mostly_slow
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch about even kernels
 
@@ -112,7 +113,7 @@ def test_zero_jacobian_has_rank_and_dimension_zero():
     assert truth.metrics()["log_volume"] == -math.inf
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", mostly_slow(ZOO))
 def test_sharpness_is_a_plain_loop_over_parameters(name):
     case = ZOO[name]()
     truth, total = oracle(case.model, case.x, case.output), 0.0

@@ -53,6 +53,7 @@ def test_importing_flatlens_is_light():
     assert not loaded_by("import flatlens") & {"pandas", "matplotlib", "scipy", "cyclopts", "rich"}
 
 
+@pytest.mark.slow
 def test_measuring_needs_no_matplotlib():
     loaded = loaded_by("import flatlens as fl; fl.probe, fl.measure, fl.sharpness")
     assert not loaded & {"pandas", "matplotlib"}

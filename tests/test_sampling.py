@@ -105,6 +105,7 @@ def test_without_n_all_samples_come_in_order(case):
     assert targets.tolist() == y.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["tensor", "data set", "loader", "generator", "stream"])
 def test_every_sample_has_the_same_chance(case):
     counts = np.zeros(50)

@@ -194,6 +194,7 @@ def test_rtol_is_of_estimates_beside_an_exact_pass_too(capsys):
     assert "hessian_trace" in json.loads(capsys.readouterr().out)["quantities"]
 
 
+@pytest.mark.slow
 def test_measure_works_as_a_process_in_the_users_folder(folder):
     done = shell("measure", "mymodel:build", "--data", "digits", "--n", "3", "--json")
     assert (done.returncode, done.stderr) == (0, "")
@@ -297,6 +298,7 @@ def test_a_refusal_of_the_core_is_one_sentence(capsys):
     refusal(capsys, "measure", "mymodel:build", "--data", "npz:data.npz")
 
 
+@pytest.mark.slow
 def test_refusals_have_their_exit_code_in_the_shell_too(folder):
     done = shell("measure", "nosuch:build", "--data", "digits")
     assert (done.returncode, done.stdout) == (2, "")

@@ -120,6 +120,7 @@ def test_a_factory_that_exits_is_an_error(model, capsys):
 SHADOWS = ("plotly", "pandas", "matplotlib", "loky", "timm", "safetensors", "json", "cyclopts")
 
 
+@pytest.mark.slow
 def test_modules_in_the_current_folder_do_not_shadow_installed_ones(folder):
     """A user who looks at a stranger's folder from inside it runs nothing of it."""
     assert cli.main([*TINY, "--out", "runs/a", "--quiet"]) == 0
@@ -134,6 +135,7 @@ def test_modules_in_the_current_folder_do_not_shadow_installed_ones(folder):
     assert not (folder / "ran").exists()
 
 
+@pytest.mark.slow
 def test_python_m_takes_the_current_folder_off_the_path(folder):
     (folder / "plotly.py").write_text(f"open('{folder}/ran', 'w').close()\n")
     assert cli.main([*TINY, "--out", "runs/a", "--quiet"]) == 0

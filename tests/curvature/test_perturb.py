@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrizations
 from traps import ZOO, Case, Net
+from traps.everyday import mostly_slow
 
 import flatlens as fl
 from flatlens import FlatlensError
@@ -99,7 +100,7 @@ ORACLE_FAILS = {"embedding_with_sparse_gradients"}  # torch cannot view sparse g
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
-@pytest.mark.parametrize("name", sorted(ZOO))
+@pytest.mark.parametrize("name", mostly_slow(sorted(ZOO)))
 def test_trace_of_each_parameters_block_is_that_of_the_full_hessian(name):
     case = ZOO[name]()
     y = targets_of(case)

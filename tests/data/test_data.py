@@ -766,6 +766,7 @@ def real(folder: str) -> None:
         pytest.skip(f"the folder that FLATLENS_DATA names has no {folder}")
 
 
+@pytest.mark.slow
 def test_fashion_mnist_is_the_published_one():
     real("fashion-mnist")
     data = load("fashion-mnist")

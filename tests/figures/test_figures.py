@@ -95,6 +95,7 @@ def test_trends_draw_means_over_seeds(df, by, labels, fixed):
             assert y == pytest.approx(expected.to_numpy())
 
 
+@pytest.mark.slow
 def test_trends_draw_the_root_of_the_sharpness_and_logarithmic_means(df):
     axes = trends(df).axes
     part = df.query("lr == 0.2").assign(root=lambda d: d["sharpness"] ** 0.5)
@@ -113,6 +114,7 @@ def test_trends_band_is_one_standard_deviation(df):
     assert (at_end.min(), at_end.max()) == (pytest.approx(mean - std), pytest.approx(mean + std))
 
 
+@pytest.mark.slow
 def test_trends_mark_where_the_loss_is_near_zero(df):
     figure = trends(df)
     for ax in figure.axes:
@@ -153,6 +155,7 @@ def test_trends_on_a_log_axis_keep_step_zero(df):
     assert ax.get_xticks().tolist() == [0, 1_000, 10_000]
 
 
+@pytest.mark.slow
 def test_trends_survive_a_volume_of_zero(df):
     df = df.assign(log_volume=np.where(df["step"] < 500, -np.inf, df["log_volume"]))
     figure = trends(df)
@@ -274,6 +277,7 @@ def networks():
     return table(seeds=6, steps=STEPS[-2:], **columns)
 
 
+@pytest.mark.slow
 def test_correlations_show_the_papers_nine(networks):
     figure = correlations(networks)
     assert len(figure.axes) == 81
@@ -321,6 +325,7 @@ def test_correlations_write_both_coefficients(networks):
         assert low < value < high
 
 
+@pytest.mark.slow
 def test_correlations_say_what_was_not_recorded(networks):
     figure = correlations(networks.drop(columns="relative_flatness"))
     assert len(figure.axes) == 64

@@ -21,6 +21,7 @@ from random_networks import FAMILIES, random_network, tokens
 from torch import nn
 from torch.nn.utils import parametrizations
 from traps import ZOO, Case, Net, frozen, parameter
+from traps.everyday import mostly_slow
 
 import flatlens as fl
 from flatlens.algebra.scaling import minimise
@@ -214,7 +215,7 @@ def test_all_rows_are_there_in_order():
         found["eq99"]
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", mostly_slow(ZOO))
 def test_zoo(name):
     case = ZOO[name]()
     moved = any(word in name for word in ("time", "attention", "transformer", "boolean_mask"))
@@ -235,7 +236,7 @@ def test_chunks_change_no_bound(name, chunk):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(ZOO) - SECOND_DERIVATIVES))
+@pytest.mark.parametrize("name", mostly_slow(sorted(set(ZOO) - SECOND_DERIVATIVES)))
 def test_the_oracle_agrees_with_itself(name):
     """B = J C and ∂f/∂W = Σ_p J_p u_pᵀ, whatever the layer."""
     case = ZOO[name]()

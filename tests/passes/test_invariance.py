@@ -246,6 +246,7 @@ def test_control_rescaling_two_tanh_layers_changes_the_function(make):
     assert_different(fl.measure(rescale(net, 3.0), x), fl.measure(net, x), FUNCTION)
 
 
+@pytest.mark.slow
 def test_measurements_side_by_side_share_no_memory():
     """Small buffers are left to the next measurement: to one of them."""
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from traps import ZOO, Case
+from traps.everyday import mostly_slow
 
 import flatlens as fl
 from flatlens.probes import Probe
@@ -88,14 +89,14 @@ ROUNDING = ("bypass", "chain", "beside", "path")
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", mostly_slow(CASES))
 def test_any_split_is_the_whole(name, split):
     first, *rest = shares(name, split)
     n = sum(split)
     agree(first.merge(*rest), probed(name, 0, n), but=ROUNDING)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", mostly_slow(CASES))
 def test_any_order_is_the_whole(name):
     parts = shares(name, (1, 1, 1))
     for order in itertools.permutations(range(3)):
@@ -117,7 +118,7 @@ def test_grouping_changes_nothing(name, sketched):
     agree(a.merge(), a)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", mostly_slow(CASES))
 def test_inequalities_of_the_merged_probe_are_those_of_the_whole(name):
     first, *rest = shares(name, (1, 2))
     for got, want in zip(fl.bounds(first.merge(*rest)), fl.bounds(probed(name, 0, 3)), strict=True):

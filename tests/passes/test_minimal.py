@@ -139,6 +139,7 @@ def test_is_short_and_needs_torch_alone():
     assert names | {n.module for n in imports if isinstance(n, ast.ImportFrom)} == {"torch"}
 
 
+@pytest.mark.slow
 def test_runs_as_a_script():
     command = [sys.executable, "-W", "error", str(FILE)]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -16,6 +16,7 @@ from scipy.stats import binomtest, t
 from torch import nn
 from torch.autograd.function import once_differentiable
 from traps import ZOO, Case, Net, enter, made, parameter, shaken
+from traps.everyday import mostly_slow
 
 import flatlens as fl
 from flatlens.capture.inputs import select_output
@@ -127,7 +128,7 @@ CASES = [
     "narrow_head",
     "narrow_head_beside_a_skip_from_the_input",
 ]
-every_case = pytest.mark.parametrize("name", CASES)
+every_case = pytest.mark.parametrize("name", mostly_slow(CASES))
 
 
 def close(got, want, what, rtol=1e-6):
@@ -138,6 +139,7 @@ def close(got, want, what, rtol=1e-6):
 # -- what is no estimate -------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_case
 def test_largest_singular_values_are_the_exact_ones(name):
     exact, p = both(name)
@@ -371,6 +373,7 @@ def test_local_dimension_of_layers_converges(name):
 # -- rtol, chunks, seeds -------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [None, 1, 2])
 @pytest.mark.parametrize("rtol", [0.14, 0.07])
 def test_rtol_is_met(rtol, chunk):
@@ -646,6 +649,7 @@ def test_verdicts_are_those_of_the_exact_pass_and_no_theorem_fails(name):
             assert "estimates" in got.why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("directions", [8, 32])
 def test_no_theorem_is_reported_as_failing_at_equality(directions):
     """Eq. 11 is an equality, and S is not known: it may be far too low by chance."""

@@ -11,6 +11,7 @@ from oracles import Truth, local_dimension, log_volume, oracle
 from torch import nn
 from torch.utils import _pytree as pytree
 from traps import UNEVEN, ZOO
+from traps.everyday import mostly_slow
 
 import flatlens as fl
 from flatlens import tuning
@@ -19,7 +20,7 @@ from flatlens.inequalities.verdicts import NOT_ADAPTIVE
 from flatlens.metrics import METRICS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch about even kernels
-every_case = pytest.mark.parametrize("name", ZOO)
+every_case = pytest.mark.parametrize("name", mostly_slow(ZOO))
 
 RTOL = 1e-10
 # Gradients that vanish by symmetry (the key bias of attention, tokens that cancel) are rounding
@@ -205,7 +206,7 @@ def test_parameters(name):
             assert got.path in {"layer", "rule", "slow"}, want.name
 
 
-@pytest.mark.parametrize("name", UNEVEN)
+@pytest.mark.parametrize("name", mostly_slow(UNEVEN))
 def test_samples_that_make_different_calls_are_measured(name):
     case = UNEVEN[name]()
     t = oracle(case.model, case.x)

@@ -150,6 +150,7 @@ def lines(plot):
 # ------------------------------------------------------------------ what is plotted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("caption", "column", "log"),
     [
@@ -317,6 +318,7 @@ def reproduced(frame, tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_a_reproduction_is_shown_as_it_was_judged(reproduced, plain, tmp_path):
     file = reproduced / "claims.json"
     rows = json.loads(file.read_text())
@@ -388,6 +390,7 @@ def test_the_layers_of_a_checkpoint(trained, tmp_path):
     assert downloads == ["tightness.pdf"]  # drawn, for a single configuration
 
 
+@pytest.mark.slow
 def test_the_layers_of_a_measurement(plain, tmp_path, monkeypatch):
     monkeypatch.setattr(build, "static_figures", lambda *_: {})
     torch.manual_seed(0)
@@ -442,6 +445,7 @@ def zoo_report(tmp_path_factory):
     return report(folder / "zoo", folder / "zoo.html")
 
 
+@pytest.mark.slow
 def test_figure_3_of_a_zoo(zoo_report):
     plot = plots(zoo_report)["normalised MLS against adaptive sharpness, one point per model"]
     df = zoo_frame().drop(index=7)  # its standard error is too large

@@ -158,6 +158,7 @@ def test_configurations_that_do_not_interpolate_are_left_out():
 # ------------------------------------------------------------------ many runs
 
 
+@pytest.mark.slow
 def test_many_runs_make_a_small_page(tmp_path):
     """100 runs without a config; curves are thinned and shared steps are stored once."""
     steps = np.arange(0, 2_000, 10)

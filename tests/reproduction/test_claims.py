@@ -386,6 +386,7 @@ def squared(make):
     return lambda *run: make(*run) ** 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("late", "expected"),
     [(-0.3, "supported"), (0.3, "not supported"), (0.0, "inconclusive")],
@@ -448,6 +449,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", BROKEN)
 def test_each_part_of_the_late_phase_can_fail(part):
     df = mlp(**BROKEN[part])
@@ -663,6 +665,7 @@ def test_runs_without_a_finite_volume_are_left_out_and_counted():
 # ------------------------------------------------------------------ the table
 
 
+@pytest.mark.slow
 def test_every_claim_is_tested_on_the_networks_it_is_about():
     df = pd.concat(
         [ends_like(1), ends_like(1).assign(model="vgg"), ends_like(1).assign(model="lenet")]
@@ -677,6 +680,7 @@ def test_every_claim_is_tested_on_the_networks_it_is_about():
     assert set(short["verdict"]) <= set(VERDICTS.values())
 
 
+@pytest.mark.slow
 def test_the_same_records_give_the_same_table():
     df = ends_like(1)
     shuffled = df.sample(frac=1, random_state=0)

@@ -86,6 +86,7 @@ def test_bad_lines_are_one_sentence(tmp_path, line, reason):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_flipped_bytes_never_give_a_traceback(tmp_path):
     content = archive(tmp_path / "r.gz", *[RECORD | {"step": k} for k in range(50)]).read_bytes()
     draw = random.Random(0)

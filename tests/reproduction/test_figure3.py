@@ -64,6 +64,7 @@ def test_v2_names_the_family_off_the_trend():
     assert row["note"] == "off the trend: mobilevit"
 
 
+@pytest.mark.slow
 def test_the_published_model_enters_no_number():
     with_star = figure3_claims(made_up())
     without = figure3_claims(made_up().iloc[:-1])
@@ -104,6 +105,7 @@ def test_recipe_has_24_models_of_six_families_and_four_recipes():
         figure3_recipe("night")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("timm") is None, reason="needs the extra zoo")
 def test_the_command_at_smoke_scale_and_redrawn_from_its_records(tmp_path, capsys):
     out = tmp_path / "first"

@@ -142,6 +142,7 @@ def test_an_arm_that_does_not_lower_S_says_nothing():
     assert "S is not clearly lower" in found["note"]
 
 
+@pytest.mark.slow
 def test_a_bound_that_falls_less_than_nmls_speaks_against_I3():
     effects = {arm: {**sizes, "eq12.rhs": -0.1} for arm, sizes in EFFECTS.items()}
     found = row(
@@ -219,6 +220,7 @@ def test_recipes_have_sixteen_arms_from_the_same_weights(name):
     }
 
 
+@pytest.mark.slow
 def test_the_command_at_smoke_scale_and_redrawn_from_its_records(tmp_path, capsys):
     out = tmp_path / "first"
     code = cli.main(

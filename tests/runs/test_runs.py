@@ -206,6 +206,7 @@ def test_a_finished_run_takes_no_records_and_loses_none(folder):
 # ------------------------------------------------------------------ damage
 
 
+@pytest.mark.slow
 def test_cut_short_at_every_byte(folder, tmp_path):
     data = filled(folder)
     for length in range(len(data) + 1):
@@ -514,6 +515,7 @@ def test_a_hostile_checkpoint_description_is_refused(folder):
 # ------------------------------------------------------------------ the lock
 
 
+@pytest.mark.slow
 def test_a_forked_child_does_not_hold_the_lock(folder):
     script(FORKED, str(folder))
 
@@ -542,6 +544,7 @@ FORKED = """
 """
 
 
+@pytest.mark.slow
 def test_run_folders_need_no_fcntl(folder):
     """As on Windows: neither module may be imported by flatlens itself."""
     script(NO_FCNTL, str(folder))
@@ -845,6 +848,7 @@ READ_ONLY = """
 """
 
 
+@pytest.mark.slow
 def test_a_read_only_disk(tmp_path):
     inner = tmp_path / "runs"
     data = filled(inner / "a")

@@ -51,6 +51,7 @@ def test_nothing_is_written_before_the_first_record(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_loaded_state_goes_on_in_its_own_folder(tmp_path):
     state = [track(tmp_path / "a") for _ in range(2)][1]
     track(tmp_path / "a-2", range(3, 5), exist="resume")  # goes on beyond the checkpoint

@@ -378,6 +378,7 @@ def resumable(tmp_path, name, when, steps, stop=None, state=None):
     return saved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 4, 6, 9])
 def test_a_broken_training_ends_with_the_same_records(tmp_path, stop):
     when = [every(3), on_interpolation(0.9)]
@@ -484,6 +485,7 @@ for told, make in makers.items():
 """
 
 
+@pytest.mark.slow
 def test_wrong_kinds_are_one_sentence_without_the_checks_of_types():
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(fl.__file__).parents[1])])
     done = subprocess.run(
@@ -645,6 +647,7 @@ def test_measuring_stays_within_its_share_of_the_time(clock, tmp_path):
     assert logged == len(tracker.skipped)
 
 
+@pytest.mark.slow
 def test_dear_quantities_are_left_out_first(clock):
     tracker = Tracker(network(), x, y, when=every(1), quantities="all", max_overhead=0.2)
     with warnings.catch_warnings(record=True, action="always") as warned:
@@ -660,6 +663,7 @@ def test_dear_quantities_are_left_out_first(clock):
 many = torch.randn(40, 6, generator=torch.Generator().manual_seed(3))
 
 
+@pytest.mark.slow
 def test_fewer_samples_keep_the_schedule(clock):
     clock.samples = len(many)
     model = network().eval()

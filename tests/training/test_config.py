@@ -217,6 +217,7 @@ def test_schedules(measure, steps, due):
     assert due_steps(measure, steps) == due
 
 
+@pytest.mark.slow
 def test_log_spaced_steps_are_those_of_the_tracker():
     from flatlens.track.schedules import log_spaced
 

@@ -44,6 +44,7 @@ def book(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_the_class_is_the_one_that_the_configuration_names(folder):
     model = build(f"hf:{folder}")
     assert type(model).__name__ == "GPT2LMHeadModel"
@@ -70,6 +71,7 @@ def test_text_is_consecutive_pieces_and_the_token_after_each(book):
     assert y.tolist() == [whole[5 * (i + 1)] for i in range(len(x))]
 
 
+@pytest.mark.slow
 def test_the_tokenizer_of_the_model_reads_the_text(folder, book, capsys):
     command = ["measure", f"hf:{folder}", "--data", f"text:{book}?length=6", "--n", "3", "--json"]
     assert main([*command, "--dtype", "float64"]) == 0
@@ -84,6 +86,7 @@ def test_the_tokenizer_of_the_model_reads_the_text(folder, book, capsys):
     assert measured["mls"] == pytest.approx(m["mls"], rel=1e-10)
 
 
+@pytest.mark.slow
 def test_outputs_of_all_positions_are_more(folder, book, capsys):
     command = ["measure", f"hf:{folder}", "--data", f"text:{book}?length=4", "--n", "2", "--json"]
     assert main([*command, "--quantities", "sharpness"]) == 0

@@ -152,6 +152,7 @@ def test_mean_over_all_signs_is_the_exact_quantity_and_so_is_its_gradient(monkey
             torch.testing.assert_close(zero if a is None else a, b, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", [mlp, batch_norm, convolution], ids=lambda c: c.__name__)
 def test_average_over_many_draws_comes_to_the_exact_quantity(case, kind):
@@ -316,6 +317,7 @@ def test_weight_decay_is_l2_in_the_gradient():
         torch.testing.assert_close(p, w, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [

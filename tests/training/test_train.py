@@ -197,6 +197,7 @@ def test_targets_stay_ten_dimensional_with_two_classes(tmp_path):
     assert "generalization_gap" not in records
 
 
+@pytest.mark.slow
 def test_float_targets_have_losses_and_no_accuracy(tmp_path):
     generator = np.random.default_rng(0)
     arrays = {k: generator.normal(size=(30, 64 if k[0] == "x" else 10)) for k in ("x", "y")}
@@ -211,6 +212,7 @@ def test_float_targets_have_losses_and_no_accuracy(tmp_path):
     assert "train_accuracy" not in records
 
 
+@pytest.mark.slow
 def test_float_targets_without_a_test_part(tmp_path):
     generator = np.random.default_rng(0)
     for name, y in (("column", (30,)), ("table", (30, 1))):
@@ -260,6 +262,7 @@ def test_a_complex_network_is_refused(tmp_path, name):
 # --- records
 
 
+@pytest.mark.slow
 def test_records_say_what_measure_and_a_plain_evaluation_say(tmp_path):
     config = replace(SMALL, steps=40, measure="at:0,30", evaluate=50)
     records = train(config, tmp_path / "run").to_dict("records")
@@ -330,6 +333,7 @@ def unbroken(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["append", "checkpoint"])
 @pytest.mark.parametrize("when", [1, 2, 4])
 def test_a_failure_while_writing_loses_nothing(tmp_path, monkeypatch, unbroken, method, when):
@@ -348,6 +352,7 @@ def test_a_failure_while_writing_loses_nothing(tmp_path, monkeypatch, unbroken, 
     assert_same(tmp_path / "run", unbroken)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["all", "last", "changed", "file"])
 def test_a_finished_run_that_lost_records_is_trained_again(tmp_path, unbroken, lost):
     shutil.copytree(unbroken, tmp_path / "run")
@@ -596,6 +601,7 @@ def test_help_shows_an_example_and_every_field(capsys):
     assert all(f"--{name.replace('_', '-')}" in told for name in Config().to_dict())
 
 
+@pytest.mark.slow
 def test_snapshots_hold_the_weights_of_every_record(tmp_path: Path) -> None:
     config = replace(SMALL, snapshots=True)
     train(config, tmp_path / "a")

@@ -113,6 +113,7 @@ def test_a_pipe_does_not_hang(tmp_path):
         load_weights(network(), tmp_path / "weights.pt")
 
 
+@pytest.mark.slow
 def test_timm_is_never_given_a_file(tmp_path, monkeypatch):
     """Old versions of timm unpickle files; they get tensors instead."""
     timm_models = pytest.importorskip("flatlens.training.timm_models")

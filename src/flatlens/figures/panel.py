@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from flatlens.errors import FlatlensError
@@ -47,34 +49,44 @@ def panel(df: pd.DataFrame) -> Figure:
     if missing := [name for name in needed if name not in df]:
         raise FlatlensError(f"The records have no column {missing[0]!r}; train with snapshots.")
     with style.look():
-        figure, axes = style.figure(2, 3, height=3.6, sharex=True)
-        _lines(axes[0, 0], df, {"train_loss": "training loss"}, "log")
-        _lines(axes[0, 1], df, CURVATURE, "log")
-        _lines(axes[0, 2], df, LOCAL, "log")
+        figure, axes = style.figure(2, 3, height=3.9, sharex=True)
+        kinds = {
+            "loss": {"train_loss": "training loss"},
+            "curvature": CURVATURE,
+            "local: S bounds MLS, NMLS": LOCAL,
+        }
+        for ax, (title, columns) in zip(axes[0], kinds.items(), strict=True):
+            _lines(ax, df, columns, style.COLOURS)
+            ax.set_title(title)
+            ax.set_yscale("log")
+        for ax in axes[0, 1:]:
+            ax.legend(fontsize=5, frameon=False)
         for ax, (name, title) in zip(axes[1], GLOBAL.items(), strict=True):
-            places = [c for c in df.columns if str(c).startswith(f"{name}{SEPARATOR}")]
-            if not places:
-                raise FlatlensError(f"The records have no column {name!r} of any layer.")
-            labels = {str(c): str(c).partition(SEPARATOR)[2] for c in places}
-            _lines(ax, df, labels, "log" if name == "nc1" else "linear")
-            ax.set_title(title)
-        for ax in axes[1]:
-            ax.set_xlabel("steps")
-        for ax, title in zip(
-            axes[0], ("loss", "curvature", "local: S bounds MLS, NMLS"), strict=True
-        ):
-            ax.set_title(title)
+            _lines(ax, df, _places(df, name), None)
+            ax.set(title=title, xlabel="steps")
+        axes[1, 2].set_yscale("log")
+        lines, labels = axes[1, 0].get_legend_handles_labels()
+        figure.legend(
+            lines, labels, loc="outside lower center", ncols=len(labels), fontsize=6,
+            frameon=False, title="before layer", title_fontsize=6,
+        )  # fmt: skip
     return figure
 
 
-def _lines(ax: Any, df: pd.DataFrame, columns: dict[str, str], scale: str) -> None:
-    """Draw the mean over runs of some columns."""
+def _places(df: pd.DataFrame, name: str) -> dict[str, str]:
+    """The columns of a quantity with the places where it was measured, from input to output."""
+    columns = [str(c) for c in df.columns if str(c).startswith(f"{name}{SEPARATOR}")]
+    if not columns:
+        raise FlatlensError(f"The records have no column {name!r} of any layer.")
+    return {column: column.partition(SEPARATOR)[2] for column in columns}
+
+
+def _lines(
+    ax: Any, df: pd.DataFrame, columns: dict[str, str], colours: Sequence[str] | None
+) -> None:
+    """Draw the mean over runs of some columns; without colours they go from dark to light."""
+    shades = colormaps["viridis"](np.linspace(0, 0.95, len(columns)))
     for k, (column, label) in enumerate(columns.items()):
         means = df.groupby("step")[column].mean()
-        colour = style.COLOURS[k % len(style.COLOURS)]
+        colour = shades[k] if colours is None else colours[k]
         ax.plot(means.index, means.to_numpy(), color=colour, label=label, marker=".", ms=2)
-    positive = np.concatenate([df[c].to_numpy(dtype=float) for c in columns])
-    if scale == "log" and np.nanmin(positive) > 0:
-        ax.set_yscale("log")
-    if len(columns) > 1:
-        ax.legend(fontsize=5, frameon=False)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flatlens import tuning
 from flatlens.algebra.buffers import Buffers
-from flatlens.algebra.sums import out_of_range, relative, side_by_side, squares, summed
+from flatlens.algebra.sums import can_look, out_of_range, relative, side_by_side, squares, summed
 from flatlens.capture.layout import split
 from flatlens.capture.recording import Lookup
 from flatlens.passes.forward import Forward, Named
@@ -238,6 +238,8 @@ def share(p: Tensor, uses: Sequence[Tensor | None]) -> Share:
 def weighed(p: Tensor, power: Float[Tensor, "b numel"]) -> Share:
     """The same from the squares of its gradient, summed over outputs."""
     values = p.detach().flatten()
+    if not can_look(p):
+        return summed(power), summed(power.double() * values.double().square())
     if out_of_range(values[None]):
         values = values.double()
     adaptive = summed(power * values.square())

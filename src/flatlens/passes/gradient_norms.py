@@ -33,6 +33,7 @@ from flatlens.passes.head import mixed_rows
 from flatlens.passes.head_fallback import HeadFallback
 from flatlens.passes.independence import Layouts
 from flatlens.passes.needs import GRADIENTS
+from flatlens.passes.positions import widen_where_needed
 from flatlens.passes.request import Request
 from flatlens.passes.segments import Key
 from flatlens.passes.spectral_columns import SpectralColumns
@@ -164,9 +165,8 @@ def _from_sizes(setup: Setup, sizes: dict[int, Tensor]) -> dict[str, Tensor]:
 def _from_rows(setup: Setup, rows_by_edge: Rows, sizes: dict[int, Tensor]) -> dict[str, Tensor]:
     """All other parameters, from the rows of some products."""
     plan = setup.plan.parameters
-    for i, positions in enumerate(setup.positions):
-        if i not in sizes:
-            positions.widen_if_needed()
+    stored = [positions for i, positions in enumerate(setup.positions) if i not in sizes]
+    widen_where_needed(stored, [None] * len(stored))
     others = {n: users for n, (users, _) in plan.rules.items() if not sizes.keys() & users}
     biases = {i for users in others.values() for i in users}
     bias_rows = [p.bias_rows() if i in biases else None for i, p in enumerate(setup.positions)]

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from flatlens.capture.inputs import COUPLED, Inputs, check_alone
-from flatlens.capture.layout import Layout, close
+from flatlens.capture.layout import Layout, closeness
 from flatlens.capture.recording import CapturePlan, Recording
 from flatlens.errors import FlatlensError
 from flatlens.passes.forward import Forward, Subject
@@ -45,13 +46,12 @@ def check_subset(
     check_alone(forward.f[subset], few.f, again)
     if not len(calls) == len(few.recording.calls) == len(layouts):
         raise NeedsSinglesError("the number of layer calls depends on the samples")
-    for call, other, layout in zip(calls, few.recording.calls, layouts, strict=True):
-        if not (
-            layout is not None
-            and layout.fits(call.x, batch)
-            and layout.fits(other.x, len(few.f))
-            and close(layout.split(call.x, batch)[subset], layout.split(other.x, len(few.f)))
-        ):
+    matches = [
+        _matches(layout, call.x, batch, other.x, len(few.f), subset)
+        for call, other, layout in zip(calls, few.recording.calls, layouts, strict=True)
+    ]
+    for call, match in zip(calls, _read(matches), strict=True):
+        if not match:
             name = layer_name(call.layer, subject)
             raise NeedsSinglesError(
                 f"the order of samples inside the input of {name} changes from batch to batch"
@@ -60,16 +60,35 @@ def check_subset(
         check_owners(subject, few, layouts, slice(0, len(few.f) // 2))
 
 
+def _matches(
+    layout: Layout | None, x: Tensor, batch: int, x_few: Tensor, few: int, subset: slice
+) -> Tensor | bool:
+    """Whether a layer's input of a subset is that of the full batch, as yet unread."""
+    if layout is None or not (layout.fits(x, batch) and layout.fits(x_few, few)):
+        return False
+    a, b = layout.split(x, batch)[subset], layout.split(x_few, few)
+    return a.shape == b.shape and closeness(a, b)
+
+
+def _read(flags: Sequence[Tensor | bool]) -> list[bool]:
+    """Read truth values all at once: on a device each look makes the host wait."""
+    tensors = [flag for flag in flags if isinstance(flag, Tensor)]
+    if not tensors:
+        return [bool(flag) for flag in flags]
+    values = iter(torch.stack([t.to(tensors[0].device) for t in tensors]).tolist())
+    return [next(values) if isinstance(flag, Tensor) else flag for flag in flags]
+
+
 def _values_cannot_identify(recording: Recording, layouts: Layouts) -> bool:
     """Whether some samples have identical rows, so that values cannot identify the sample."""
     if recording.copies or recording.lookups:
         return True
+    equal = []
     for call, layout in zip(recording.calls, layouts, strict=True):
         assert layout is not None
         sample, other, *_ = layout.split(call.x, recording.batch)
-        if torch.equal(sample, other):
-            return True
-    return False
+        equal.append((sample == other).all())
+    return any(_read(equal))
 
 
 def check_inputs(forward: Forward) -> None:
@@ -83,11 +102,11 @@ def check_inputs(forward: Forward) -> None:
     batch = len(forward.f)
     for i in range(batch):
         mixed = (forward.f[i] * forward.f[i].detach().cos()).sum()
-        others = torch.arange(batch, device=forward.f.device) != i
+        others = _others(batch, slice(i, i + 1), forward.f)
         for grad in gradients(mixed, forward.edges, True):
             if grad is not None:
                 size = grad.abs()
-                if bool(size[others].max() > 1e-6 * size.max()):
+                if bool(_reach(size, others)):
                     raise FlatlensError(COUPLED)
 
 
@@ -111,14 +130,24 @@ def check_owners(subject: Subject, forward: Forward, layouts: Layouts, subset: s
     places += [(lookup.edge, Layout()) for lookup in recording.lookups]
     mixed = (forward.f[subset] * forward.f[subset].detach().cos()).sum()
     grads = gradients(mixed, [edge for edge, _ in places], True)
-    others = torch.ones(batch, dtype=torch.bool, device=forward.f.device)
-    others[subset] = False
+    others = _others(batch, subset, forward.f)
     reached = []
     for grad, (_, layout) in zip(grads, places, strict=True):
         size = forward.f.new_zeros(batch) if grad is None else layout.split(grad, batch).abs()
-        reached.append(size[others].max() > 1e-6 * size.max())
-    flags = torch.stack(reached).tolist()
+        reached.append(_reach(size, others))
+    flags = _read(reached)
     if any(flags[: len(forward.edges)]):
         raise FlatlensError(COUPLED)
     if any(flags):
         raise NeedsSinglesError("rows of one sample reach the outputs of another")
+
+
+def _others(batch: int, subset: slice, like: Tensor) -> Tensor:
+    """The numbers of all samples outside a subset."""
+    inside = range(batch)[subset]
+    return torch.tensor([i for i in range(batch) if i not in inside], device=like.device)
+
+
+def _reach(size: Tensor, others: Tensor) -> Tensor:
+    """Whether the derivative of some samples is felt at other samples."""
+    return size.index_select(0, others.to(size.device)).max() > 1e-6 * size.max()

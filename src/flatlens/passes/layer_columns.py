@@ -19,6 +19,7 @@ from flatlens.passes.needs import (
     SCALED_SUMS,
     UNTIED,
 )
+from flatlens.passes.positions import widen_where_needed
 from flatlens.passes.segments import Key
 from flatlens.passes.spectral_columns import SpectralColumns
 
@@ -98,8 +99,8 @@ class _View:
     def __init__(self, spectral: SpectralColumns) -> None:
         self.spectral, self.setup, self.needs = spectral, spectral.setup, spectral.needs
         if self.needs & BACK_TO_PARAMETERS:
-            for i, positions in enumerate(self.setup.positions):
-                positions.widen_if_needed(self._sensitivity(i))
+            calls = self.setup.positions
+            widen_where_needed(calls, [self._sensitivity(i) for i in range(len(calls))])
 
     def _sensitivity(self, call: int) -> Tensor | None:
         """||A||_2 of a call, or ||A||_F; None where no product with A or the weight is taken."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flatlens import tuning
 from flatlens.algebra.buffers import Buffers
 from flatlens.algebra.spectra import rank_tolerance
-from flatlens.algebra.sums import in_range, squares
+from flatlens.algebra.sums import squares, squares_fit
 from flatlens.capture.layout import Layout
 from flatlens.capture.recording import Call
 
@@ -145,25 +147,26 @@ class Positions:
             self._u2 = _column_squares(self.u)
         return self._u2
 
-    def widen_if_needed(self, sensitivity: Float[Tensor, " b"] | None = None) -> None:
-        """Go on in float64 where squares or products may vanish or overflow in float32.
+    def doubts(self, sensitivity: Float[Tensor, " b"] | None) -> Bool[Tensor, " 2"]:
+        """Tell whether squares may leave float32, and whether some have vanished altogether.
 
         Sums of squares take J^2 u^2; those of Eqs. 41 and 44 take (J u W)^2 and (A u)^2.
 
         Args:
             sensitivity: ||A||_2 of each sample; None where only gradient norms are measured.
         """
-        if self.u.dtype != torch.float32:
-            return
         J, u = (t.sum((1, 2)).sqrt() for t in (self.row_squares, self.patch_squares))
         sizes = [J, u, J * u]
         if sensitivity is not None:
             W = torch.linalg.vector_norm(self.W, float("inf")).double()
             sizes += [W[None], J * u * W, sensitivity, sensitivity * u]
-        zeros = [(J == 0, self.store), (u == 0, self.u)]
-        vanished = any(bool(zero.any()) and bool(t[zero].any()) for zero, t in zeros)
-        if vanished or not in_range(torch.cat(sizes)):
-            self.widen()
+        zero = torch.stack([J == 0, u == 0]).any()
+        return torch.stack([~squares_fit(torch.cat(sizes)), zero])
+
+    def has_vanished(self) -> bool:
+        """Whether a sample has squares that are all 0 though its entries are not."""
+        squares = ((self.row_squares, self.store), (self.patch_squares, self.u))
+        return any(bool(t[s.sum((1, 2)) == 0].any()) for s, t in squares)
 
     def patch_rank(self, bias: bool) -> Float[Tensor, " b"]:
         """The smallest singular value of the patches U, or [U, 1], over positions (theory 4.2)."""
@@ -174,7 +177,7 @@ class Positions:
         values = gram.squeeze(-1) if self.T == 1 else torch.linalg.eigvalsh(gram).clamp(min=0)
         s, top = values[..., 0].sqrt(), values[..., -1].sqrt()
         poor = s < 1e-3 * top  # the Gram matrix has lost its digits
-        if bool(poor.any()):
+        if self.T > 1 and bool(poor.any()):
             s[poor] = torch.linalg.svdvals(U[poor])[..., -1]
         s = torch.where(s < rank_tolerance(self.u.dtype, *U.shape[-2:]) * top, 0.0, s)
         # It divides a bound: what rounding may have added is taken off.
@@ -186,6 +189,28 @@ class Positions:
         """||D^-1 C||_2 of each sample (upper end), D = diag_p sqrt(||u_p||^2 + 1), theory 4.1."""
         scale = (self.u.double().square().sum(2) + self.layer.bias_per_position).sqrt()
         return self.layer.untied_norms(scale)
+
+
+def widen_where_needed(
+    calls: Sequence[Positions], sensitivities: Sequence[Float[Tensor, " b"] | None]
+) -> None:
+    """Go on in float64 for calls whose squares or products may leave float32.
+
+    One look tells it for all calls: on a device each look makes the host wait.
+
+    Args:
+        calls: the calls of a chunk.
+        sensitivities: ||A||_2 of each sample, or None, for each call (see ``Positions.doubts``).
+    """
+    pairs = zip(calls, sensitivities, strict=True)
+    narrow = [(c, s) for c, s in pairs if c.u.dtype == torch.float32]
+    if not narrow:
+        return
+    device = narrow[0][0].u.device
+    doubts = torch.stack([c.doubts(s).to(device) for c, s in narrow]).tolist()
+    for (call, _), (outside, zero) in zip(narrow, doubts, strict=True):
+        if outside or (zero and call.has_vanished()):
+            call.widen()
 
 
 def _column_squares(t: Float[Tensor, "b g f T"]) -> Float[Tensor, "b g T"]:
