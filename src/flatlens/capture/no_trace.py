@@ -114,7 +114,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
         tensors = [*model.parameters(), *model.buffers()]
         tensors += [t for state in modules for t in _plain_tensors(state.module).values()]
         unique = [t for t in {id(t): t for t in tensors}.values() if not is_lazy(t)]
-        values = [_Values(t, copied=not _only_reads(model)) for t in unique]
+        copied = not _only_reads(model)
+        values = [_Values(t, copied) for t in unique]
         stack.enter_context(_no_global_hooks())
         try:
             for state in modules:

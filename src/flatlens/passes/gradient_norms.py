@@ -134,16 +134,29 @@ def _span_rows(setup: Setup, span: range, sizes: dict[int, Tensor]) -> Rows:
     for positions in setup.positions:
         positions.begin(len(span))
 
+    # One norm of all rows of few samples is faster than a norm of each row: calls cost more than
+    # arithmetic there.
+    together: dict[int, dict[int, Tensor]] = {i: {} for i in sizes}  # by call and product
+    few = setup.batch <= tuning.FEW_SAMPLES
+
     def take(call: int, place: int, grad: Tensor | None) -> None:
         if call not in sizes:
             setup.positions[call].take(place, grad)
         elif grad is None:
             sizes[call][:, span.start + place] = 0
         else:
-            row = split(grad, setup.positions[call].layout, setup.batch)
-            sizes[call][:, span.start + place] = norms(row.reshape(setup.batch, -1))
+            row = split(grad, setup.positions[call].layout, setup.batch).reshape(setup.batch, -1)
+            if few:
+                together[call][span.start + place] = row
+            else:
+                sizes[call][:, span.start + place] = norms(row)
 
-    return collect(setup, setup.directions, span, span.stop < setup.count, take)
+    rows_by_edge = collect(setup, setup.directions, span, span.stop < setup.count, take)
+    for call, by_product in together.items():
+        if by_product:  # some products may not reach the layer
+            stacked = torch.stack(list(by_product.values()), 1)
+            sizes[call][:, list(by_product)] = norms(stacked).to(sizes[call])
+    return rows_by_edge
 
 
 def _from_sizes(setup: Setup, sizes: dict[int, Tensor]) -> dict[str, Tensor]:
