@@ -115,3 +115,18 @@ def test_without_dask_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(FlatlensError, match=r"pip install 'flatlens\[dask\]'"):
         sweep(BASE, GRID, out=tmp_path, engine="dask")
+
+
+@pytest.mark.slow
+def test_ctrl_c_does_not_end_a_worker(capfd):
+    """It reaches every process of a terminal; the driver decides when its workers stop."""
+    with open_engine("dask", 1) as engine:
+
+        def worker_process() -> int:
+            (future,) = engine.wait([engine.submit(os.getpid)])
+            return future.result()
+
+        process = worker_process()
+        os.kill(process, signal.SIGINT)
+        assert worker_process() == process
+    assert "Traceback" not in capfd.readouterr().err

@@ -2,14 +2,18 @@
 
 A file is written under a temporary name beside its place, flushed to the disk and then renamed.
 A reader sees the old file or the new one. A process that is killed leaves at most the temporary
-file, whose name nobody else uses: it begins with `TEMPORARY`.
+file, whose name nobody else uses: it begins with `TEMPORARY` and names the machine and the process.
+The next writer of the same file on that machine removes it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import platform
+import re
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,9 +42,9 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(
-            prefix=TEMPORARY, suffix=f"-{path.name[-100:]}", dir=path.parent
-        )
+        _remove_leftovers(path)
+        prefix = f"{TEMPORARY}{_machine()}-{os.getpid()}-"
+        handle, name = tempfile.mkstemp(prefix=prefix, suffix=_ending(path), dir=path.parent)
         os.close(handle)
         temporary = Path(name)
         yield temporary
@@ -68,6 +72,39 @@ def write_whole(path: Path, content: bytes) -> None:
 def is_temporary(path: Path) -> bool:
     """Whether `replacing` made this file and did not come to rename it."""
     return path.name.startswith(TEMPORARY)
+
+
+def _ending(path: Path) -> str:
+    return f"-{path.name[-100:]}"
+
+
+def _machine() -> str:
+    """Return a short name of this machine: process numbers mean nothing on another one."""
+    return f"{zlib.crc32(platform.node().encode()):08x}"
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove temporary files of `path` whose writer on this machine is dead."""
+    start, end = re.escape(f"{TEMPORARY}{_machine()}-"), re.escape(_ending(path))
+    pattern = re.compile(rf"{start}(\d+)-[a-z0-9_]+{end}")
+    for file in os.scandir(path.parent):
+        match = pattern.fullmatch(file.name)
+        if match and not _is_alive(int(match[1])):
+            with contextlib.suppress(OSError):
+                Path(file.path).unlink()
+
+
+def _is_alive(process: int) -> bool:
+    """Whether a process runs. Windows cannot be asked without ending it, so there it may."""
+    if os.name == "nt":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 def _concerns(error: OSError, temporary: Path) -> bool:

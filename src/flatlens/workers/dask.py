@@ -126,6 +126,7 @@ def _local_cluster(workers: int, resources: dict[str, int | float]) -> Iterator[
             dashboard_address="127.0.0.1:0",  # any free port
             silence_logs=logging.ERROR,
             resources=resources,
+            preload=["flatlens.workers.dask_worker"],
         )
     with cluster:
         yield cluster
