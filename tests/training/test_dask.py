@@ -16,6 +16,7 @@ from flatlens import FlatlensError
 from flatlens.training import sweep as sweeps
 from flatlens.training.sweep import SweepError, sweep
 from flatlens.training.train import train
+from flatlens.workers.dask import dask_engine
 
 pytestmark = pytest.mark.slow
 
@@ -117,10 +118,9 @@ def test_without_dask_the_extra_is_named(tmp_path, monkeypatch):
         sweep(BASE, GRID, out=tmp_path, engine="dask")
 
 
-@pytest.mark.slow
 def test_ctrl_c_does_not_end_a_worker(capfd):
     """It reaches every process of a terminal; the driver decides when its workers stop."""
-    with open_engine("dask", 1) as engine:
+    with dask_engine(1, None, None) as engine:
 
         def worker_process() -> int:
             (future,) = engine.wait([engine.submit(os.getpid)])
