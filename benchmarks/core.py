@@ -3,6 +3,7 @@
     python benchmarks/core.py                          # all six networks, one thread
     python benchmarks/core.py --models mlp lenet --repeats 5 --threads 2 --json cost.json
     python benchmarks/core.py --models vgg --profile   # where the time goes
+    python benchmarks/core.py --device cpu --launches  # operator calls and waits, nothing is timed
 
 **The floor** is what N plain training steps cost: one forward pass and N backward passes with
 weight gradients over the same n samples, at the batch size that is fastest for it. **The lower
@@ -31,6 +32,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from launches import Counter
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -102,16 +104,24 @@ def jacrev_oracle(model: nn.Module, x: Tensor) -> None:
 
 
 def seconds(work: Work) -> float:
+    """Seconds of a call, until the device has done all of it."""
+    wait_for_device()
     start = time.perf_counter()
     work()
+    wait_for_device()
     return time.perf_counter() - start
+
+
+def wait_for_device() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
 
 
 def nudge(model: nn.Module, generator: torch.Generator) -> None:
     """One small step: every parameter changes by about a millionth."""
     with torch.no_grad():
         for p in model.parameters():
-            p.add_(torch.randn(p.shape, generator=generator), alpha=1e-6)
+            p.add_(torch.randn(p.shape, generator=generator).to(p), alpha=1e-6)
 
 
 def interleaved(model: nn.Module, sides: dict[str, Work], repeats: int) -> dict[str, list[float]]:
@@ -145,7 +155,8 @@ def ratio(times: dict[str, list[float]], above: str, below: str) -> list[float]:
 def cost(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """One row of the table: times in seconds, ratios as quartiles."""
     torch.manual_seed(0)
-    model, x, n = build(name).eval(), inputs(name, options.n), options.n
+    n, device = options.n, options.device
+    model, x = build(name).eval().to(device), inputs(name, n).to(device)
     batch = fastest(model, lambda b: floor(model, x, b), n)
     chunk = fastest(model, lambda b: fl.measure(model, x, chunk=b), n)
     limit = fastest(model, lambda b: lower_limit(model, x, b), n)
@@ -254,6 +265,29 @@ def memory_table(rows: list[dict[str, Any]]) -> Iterator[str]:
         )
 
 
+def launches(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Operator calls, factorisations and waits of one `measure` and of its S alone."""
+    torch.manual_seed(0)
+    model = build(name).eval().to(options.device)
+    x = inputs(name, options.n).to(options.device)
+    row: dict[str, Any] = {"model": name}
+    for side, asked in (("all", "default"), ("S", "sharpness")):
+        with Counter() as counter:
+            fl.measure(model, x, quantities=asked)
+        counts = (counter.launches, counter.factorisations, counter.synchronisations)
+        row[side] = dict(zip(("launches", "factorisations", "waits"), counts, strict=True))
+    return row
+
+
+def launch_table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    yield "| model | asked for | launches | factorisations | waits of the host |"
+    yield "|---|---|--:|--:|--:|"
+    for row in rows:
+        for side, what in (("all", "everything"), ("S", "S alone")):
+            counts = " | ".join(f"{count:,}" for count in row[side].values())
+            yield f"| {row['model']} | {what} | {counts} |"
+
+
 def profile(name: str, n: int) -> None:
     """Prints the operators of one `measure` by their own time."""
     torch.manual_seed(0)
@@ -270,6 +304,7 @@ def facts(options: argparse.Namespace) -> dict[str, Any]:
         "n": options.n,
         "repeats": options.repeats,
         "threads": options.threads,
+        "device": options.device,
         "dtype": "float32",
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -285,6 +320,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all times here too")
+    parser.add_argument("--device", default="cpu", help="where model and samples are")
+    parser.add_argument("--launches", action="store_true", help="count launches, time nothing")
     parser.add_argument("--profile", action="store_true", help="operators of one measure call")
     parser.add_argument("--memory-models", nargs="*", default=["mlp", "lenet"], choices=MODELS)
     parser.add_argument("--no-oracle", dest="oracle", action="store_false", help="skip jacrev")
@@ -304,6 +341,10 @@ def main() -> None:
         return
     result: dict[str, Any] = {"facts": facts(options), "cost": [], "memory": []}
     print(", ".join(f"{key} {value}" for key, value in result["facts"].items()), end="\n\n")
+    result["launches"] = [launches(name, options) for name in options.models]
+    print("\n".join(launch_table(result["launches"])), end="\n\n")
+    if options.launches:
+        return
     for name in options.models:
         print(f"timing {name}", file=sys.stderr)
         result["cost"].append(cost(name, options))

@@ -74,6 +74,7 @@ def test_a_language_model_from_its_config(build):
     assert "frozen" not in m.coverage.values()
 
 
+@pytest.mark.slow
 def test_gpt2_layers_are_measured_although_they_are_no_linear_modules():
     model, output = gpt2()
     m = fl.measure(model, {"input_ids": IDS}, output=output)

@@ -80,6 +80,7 @@ def site(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_command_works_or_names_the_extra(site, tmp_path):
     (tmp_path / "net.py").write_text(
         "from torch import nn\ndef build(): return nn.Linear(64, 10)\n"

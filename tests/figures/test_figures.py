@@ -341,6 +341,7 @@ def test_correlations_leave_out_what_is_not_finite(networks):
     assert sum(len(line.get_xdata()) for line in ax.get_lines()) == 29
 
 
+@pytest.mark.slow
 def test_correlations_of_a_quantity_that_is_never_finite(networks):
     df = networks.assign(log_volume=-np.inf)
     title = correlations(df).legends[0].get_title().get_text()

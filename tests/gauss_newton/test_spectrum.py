@@ -8,6 +8,7 @@ import torch
 from oracles import forward, full_jacobians, mapped, original, tensors
 from torch import nn
 from traps import UNEVEN, ZOO
+from traps.everyday import mostly_slow
 
 import flatlens as fl
 from flatlens.gauss_newton.factors import Lookups, Products, Vectors, gram_of
@@ -56,7 +57,7 @@ def agree(s, G):
     assert (want[len(s.values) :] < 1e-11 * scale).all()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", mostly_slow(CASES))
 def test_values_of_every_trap(name):
     case = CASES[name]()
     G, _ = dense(case.unwrapped(), case.x, case.output)

@@ -44,6 +44,7 @@ REASONS = ["a layer without samples", "no fast rule", "more calls for more sampl
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(3)).double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("why", REASONS)
 @pytest.mark.parametrize("mix", MIXES)
 def test_coupled_samples_are_refused(mix, why):

@@ -109,6 +109,7 @@ def test_any_order_is_the_whole(name):
             assert getattr(fl, metric)(merged) == pytest.approx(whole, rel=rtol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sketched", [False, True])
 @pytest.mark.parametrize("name", WIDE)
 def test_grouping_changes_nothing(name, sketched):
@@ -126,6 +127,7 @@ def test_inequalities_of_the_merged_probe_are_those_of_the_whole(name):
         np.testing.assert_allclose([got.lhs, got.rhs], [want.lhs, want.rhs], rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 @pytest.mark.parametrize("name", WIDE)
 def test_sketched_shares_are_the_sketch_of_the_whole(name, split):

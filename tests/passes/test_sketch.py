@@ -156,6 +156,7 @@ def test_largest_singular_values_are_the_exact_ones(name):
         assert (got.rank == -1).all()
 
 
+@pytest.mark.slow
 @every_case
 def test_what_needs_no_direction_is_the_same(name):
     exact, p = both(name)
@@ -402,6 +403,7 @@ def test_a_limit_that_stops_is_told(monkeypatch):
     assert MAX_DIRECTIONS > 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["sketch", "auto"])
 def test_rtol_that_takes_all_products_is_exact_and_says_so(method):
     case = NETWORKS["wide"]()
@@ -413,6 +415,7 @@ def test_rtol_that_takes_all_products_is_exact_and_says_so(method):
     )
 
 
+@pytest.mark.slow
 def test_directions_end_where_the_exact_pass_would(monkeypatch):
     """The first chunk was met with few directions; another one takes no more than all products."""
     case = NETWORKS["wide"]()
@@ -788,6 +791,7 @@ for call in (fl.measure, fl.sketch):
 """
 
 
+@pytest.mark.slow
 def test_what_is_no_model_or_no_input_is_refused_in_one_sentence():
     """In a process of its own: here types are checked before the first line is run."""
     where = {**os.environ, "PYTHONPATH": str(Path(fl.__file__).parents[1])}

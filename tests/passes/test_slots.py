@@ -277,6 +277,7 @@ def test_the_order_of_samples_changes_nothing(name):
         np.testing.assert_allclose(got[2:], want[2:], 1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 3])
 @pytest.mark.parametrize("name", ["if_else", "mixture_of_experts", "kernel_per_sample"])
 def test_chunks_of_samples_change_nothing(name, chunk):
@@ -370,6 +371,7 @@ def plain_error(value: float, error: float, directions: int = 4) -> float:
     return value * plain_rtol(error / value, directions) if error > 0 else 0.0
 
 
+@pytest.mark.slow
 def test_a_sketch_of_routed_samples_is_that_of_each_sample():
     torch.manual_seed(0)
     model, x = MixtureOfExperts(40).double(), torch.randn(6, 4, dtype=torch.float64)

@@ -340,6 +340,7 @@ def test_a_reproduction_is_shown_as_it_was_judged(reproduced, plain, tmp_path):
     assert plots(again) == plots(out)
 
 
+@pytest.mark.slow
 def test_claims_are_tested_where_no_file_has_them(reproduced, tmp_path):
     before = parsed(report(reproduced, tmp_path / "a.html")).text
     (reproduced / "claims.json").unlink()

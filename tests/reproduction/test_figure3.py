@@ -44,12 +44,14 @@ def verdict(table: pd.DataFrame, claim: str, network: str) -> str:
     return str(short[claim, network])
 
 
+@pytest.mark.slow
 def test_v1_is_judged_for_true_numbers_and_for_the_papers_estimators():
     table = figure3_claims(made_up(slope=-2.0, paper_slope=2.0))
     assert verdict(table, "V1", "true numbers") == "not supported"
     assert verdict(table, "V1", "the paper's estimators") == "supported"
 
 
+@pytest.mark.slow
 def test_rank_correlation_between_the_two_estimators_of_each_axis_is_given():
     table = figure3_claims(made_up(paper_slope=2.0))
     agreement = table[~table["main"]].set_index("part")["value"]
@@ -57,6 +59,7 @@ def test_rank_correlation_between_the_two_estimators_of_each_axis_is_given():
     assert "normalized_mls_paper with normalized_mls" in agreement
 
 
+@pytest.mark.slow
 def test_v2_names_the_family_off_the_trend():
     table = figure3_claims(made_up())
     row = table[(table["claim"] == "V2") & (table["network"] == "true numbers")].iloc[0]

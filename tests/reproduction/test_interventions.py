@@ -120,6 +120,7 @@ def test_the_best_predictor_is_the_one_that_test_loss_follows(table):
     assert with_loss["value"] == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_the_opposite_effects_are_not_supported():
     opposite = {
         arm: {name: -size if name != "sharpness" else size for name, size in sizes.items()}
@@ -129,12 +130,14 @@ def test_the_opposite_effects_are_not_supported():
     assert short[["I1", "I2", "I3", "I4"]].tolist() == ["not supported"] * 4
 
 
+@pytest.mark.slow
 def test_sensitivity_that_lowers_sharpness_too_speaks_against_I4():
     effects = {**EFFECTS, "sensitivity": {"mls": -0.8, "sharpness": -1.0}}
     short = verdicts(intervention_claims(made_up(effects))).set_index("claim")["verdict"]
     assert short["I4"] == "not supported"
 
 
+@pytest.mark.slow
 def test_an_arm_that_does_not_lower_S_says_nothing():
     effects = {**EFFECTS, "sam": {"mls": -0.5, "nmls": -0.5}}
     found = row(intervention_claims(made_up(effects)), "I1", "mls under sam", "0.5, 1, 1.5; end")

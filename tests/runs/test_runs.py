@@ -816,6 +816,7 @@ FULL = """
 """
 
 
+@pytest.mark.slow
 def test_a_file_that_may_not_grow(tmp_path):
     script(FULL, str(tmp_path / "a"), "File too large", "65536")
 

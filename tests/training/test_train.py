@@ -368,6 +368,7 @@ def test_a_finished_run_that_lost_records_is_trained_again(tmp_path, unbroken, l
     train(NOISY, tmp_path / "run")  # without a warning
 
 
+@pytest.mark.slow
 def test_a_torn_line_is_computed_again(tmp_path, unbroken):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Run, "finish", lambda _: os.kill(os.getpid(), 0))
