@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 import flatlens as fl
+from flatlens.compat import make_torchvision_importable
 
 pytestmark = [
     pytest.mark.slow,
@@ -113,6 +116,7 @@ def squared_gradients(model: nn.Module, x: Tensor) -> float:
 
 
 def test_adapters_of_peft_count_and_frozen_weights_do_not():
+    make_torchvision_importable()  # peft imports transformers, and that torchvision
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=2, target_modules=["0", "2"], init_lora_weights=False)
     model = peft.get_peft_model(network().double(), config).double()
@@ -120,6 +124,8 @@ def test_adapters_of_peft_count_and_frozen_weights_do_not():
     assert m["sharpness"] == pytest.approx(squared_gradients(model, samples().double()), rel=1e-10)
     assert m.coverage["base_model.model.0.base_layer.weight"] == "frozen"
     assert m["eq12"].verdict == "observation"
+    assert m.coverage["base_model.model.0.lora_A.default.weight"] == "layer"
+    assert fl.bounds(m.probe)  # the inequalities are those of the adapted network
 
 
 def test_the_layers_of_a_scripted_submodule_count_in_the_sharpness_alone():
@@ -145,6 +151,35 @@ def test_half_precision_is_measured_on_a_copy(dtype):
     plain = fl.measure(network(), samples())["sharpness"]
     assert m["sharpness"] == pytest.approx(plain, rel=0.02)
     assert any("float32 copy" in note for note in m.probe.notes)
+
+
+class Attention(nn.Module):
+    """Attention by torch's own function, with one of its kernels."""
+
+    def __init__(self, kernel: SDPBackend) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.mix, self.out, self.kernel = nn.Linear(8, 24), nn.Linear(16, 3), kernel
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.mix(x.unflatten(1, (2, 8))).chunk(3, -1)
+        with sdpa_kernel(self.kernel):
+            mixed = F.scaled_dot_product_attention(*(t.unsqueeze(1) for t in (q, k, v)))
+        return self.out(mixed.flatten(1))
+
+
+def test_the_kernel_of_attention_changes_nothing():
+    x = torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
+    kernels = SDPBackend.MATH, SDPBackend.FLASH_ATTENTION
+    plain, flash = (fl.measure(Attention(kernel), x, method="exact") for kernel in kernels)
+    for name in ("sharpness", "mls", "nmls"):
+        assert flash[name] == pytest.approx(plain[name], rel=1e-4)
+
+
+def test_a_sketch_of_a_network_that_insists_on_a_fused_kernel_is_refused():
+    model = Attention(SDPBackend.FLASH_ATTENTION)
+    with pytest.raises(fl.FlatlensError, match="second derivative"):
+        fl.measure(model, torch.randn(3, 16), method="sketch", directions=2)
 
 
 def test_a_pruned_weight_is_computed():

@@ -141,3 +141,24 @@ def test_a_mask_of_floats_is_no_input():
     whole = fl.measure(model.double().eval(), x, output=output)
     masked = fl.measure(model, x | {"attention_mask": MASK.double()}, output=output)
     assert (masked.probe.M, masked["mls"]) == (whole.probe.M, pytest.approx(whole["mls"]))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the imports
+def test_a_scaled_embedding_is_differentiated_before_its_scale():
+    """Gemma multiplies what it looked up by the square root of the width."""
+    transformers, config = causal(
+        "Gemma2", hidden_size=16, intermediate_size=20, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+    )  # fmt: skip
+    model = transformers.Gemma2ForCausalLM(config).double().eval()
+    ids = torch.tensor([[3, 1, 4, 1]])
+    m = fl.measure(model, {"input_ids": ids}, output=last_token, quantities=["mls"])
+    scaled = model.get_input_embeddings()(ids).detach()
+    rows = nn.functional.embedding(ids, model.get_input_embeddings().weight).detach()
+    torch.testing.assert_close(scaled, 4 * rows, rtol=1e-6, atol=0)
+    after = torch.autograd.functional.jacobian(
+        lambda embedded: last_token(model(inputs_embeds=embedded)), scaled
+    )
+    norm = torch.linalg.matrix_norm(after.flatten(0, 1).flatten(1), 2)
+    assert m["mls"] == pytest.approx(4 * float(norm), rel=1e-6)
