@@ -7,6 +7,7 @@ SOURCES := $(shell find src -type f -not -name '*.pyc')
 NEEDED := import sys; sys.exit("Flatlens needs Python 3.11 or newer, and $(PYTHON) is " \
   + sys.version.split()[0] + "; name another one: make PYTHON=python3.12" \
   if sys.version_info < (3, 11) else 0)
+LOWEST := build/lowest/bin/python -m pip install --quiet --disable-pip-version-check
 # The tests of the core, which need no extra.
 CORE_TESTS := tests/passes/test_zoo.py tests/passes/test_short.py tests/passes/test_closed_forms.py \
   tests/passes/test_minimal.py tests/passes/test_invariance.py tests/inequalities tests/measurement \
@@ -27,11 +28,11 @@ test-fast: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 
 # The tests of the core with the lowest versions that pyproject.toml declares, in an environment of
-# its own.
+# its own. torch comes first: pip tries for an hour to find packages that fit all of them at once.
 test-lowest: | python
 	$(PYTHON) -m venv build/lowest
-	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check \
-	  $$($(PYTHON) tests/lowest_versions.py pytest hypothesis beartype) -e .
+	$(LOWEST) $$($(PYTHON) tests/lowest_versions.py | tr ' ' '\n' | grep '^torch=')
+	$(LOWEST) $$($(PYTHON) tests/lowest_versions.py pytest hypothesis beartype) -e .
 	OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest -q $(CORE_TESTS)
 
 # The site, in docs/_build/html. Runs every code cell; a warning, a failing cell or a link that leads
