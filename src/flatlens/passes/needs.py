@@ -36,6 +36,7 @@ IMPLIED = {
     INPUT_SPECTRUM: INPUT_TOP,
     LAYER_SPECTRA: LAYER_TOPS,
     OPERATOR_NORMS: WEIGHT_NORMS,
+    THROUGH: LAYER_TOPS,
 }
 AT_THE_INPUT = frozenset({INPUT_TOP, INPUT_SPECTRUM, INPUT_INVARIANT})
 # These take df/dz of all outputs, and not only its norms.
