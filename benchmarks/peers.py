@@ -535,17 +535,20 @@ def sides_of(cell: Cell, wanted: Sequence[str] | None) -> list[str]:
 def chosen(options: argparse.Namespace) -> list[Cell]:
     """The cells of a plan or of a product of options, in their order."""
     if options.plan:
-        return cells.PLANS[options.plan]
-    parts = (options.cases, options.models, options.outputs, options.samples, options.threads)
-    return [Cell(*sizes) for sizes in itertools.product(*parts)]
+        plan = cells.PLANS[options.plan]
+        return [cell for cell in plan if options.cases is None or cell.case in options.cases]
+    cases = options.cases or ["a"]
+    sizes = (cases, options.models, options.outputs, options.samples, options.threads)
+    return [Cell(*choice) for choice in itertools.product(*sizes)]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="flatlens beside other packages.")
     parser.add_argument("--plan", choices=list(cells.PLANS), help="a list of cells: see README.md")
     parser.add_argument(
-        "--cases", nargs="+", choices=["a", "b", *assemblies.EXTENTS], default=["a"]
-    )
+        "--cases", nargs="+", choices=["a", "b", *assemblies.EXTENTS],
+        help="a without a plan; all of the plan otherwise",
+    )  # fmt: skip
     parser.add_argument("--models", nargs="+", default=["mlp"], help="|".join(sides.NETWORKS))
     parser.add_argument("--outputs", nargs="+", type=int, default=[10])
     parser.add_argument("--samples", nargs="+", type=int, default=[100])

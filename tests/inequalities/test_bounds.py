@@ -97,6 +97,8 @@ def compared(got: Inequality, want: Row | None, rtol: float, finds_first: bool =
         excused = want is None or got.name == "eq17_telescoped" or not finds_first
         # The sums of Eq. 37 are taken of plain dense layers only.
         excused = excused or "read in another order" in got.why
+        # Both sides are sums of squares, which are 0 here.
+        excused = excused or "its square is too small for float64" in got.why
         return [] if excused else [f"{got.name} does not apply: {got.why}"]
     if want is None:
         return [f"{got.name} applies"]

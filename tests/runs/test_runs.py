@@ -325,7 +325,7 @@ def test_fewer_records_than_the_checkpoint_knows(folder):
         run.append({"step": 0})
         run.checkpoint({}, {})
     (folder / "records.jsonl").write_bytes(b"")
-    with Run.open(folder) as run, refused("1 records", "has 0"):
+    with Run.open(folder) as run, refused("1 record,", "has 0"):
         run.restore()
 
 

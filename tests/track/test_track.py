@@ -432,7 +432,7 @@ def test_state_of_another_folder_is_refused(tmp_path):
     tracker = Tracker(network(), x, when=every(1))
     tracker(0)
     other = Tracker(network(), x, run=tmp_path / "a")
-    with pytest.raises(fl.FlatlensError, match=r"1 records, but .* has 0"):
+    with pytest.raises(fl.FlatlensError, match=r"1 record, but .* has 0"):
         other.load_state_dict(tracker.state_dict())
 
 

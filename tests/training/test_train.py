@@ -455,7 +455,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_records(tmp_path, monkey
 REFUSED = {
     "Unknown model 'nosuch'": {"model": "nosuch"},
     "Unknown data 'nosuch'": {"data": "nosuch"},
-    "train_size is 1001, but digits has only 1000": {"train_size": 1001},
+    "train_size is 1001, but digits has only 1,000": {"train_size": 1001},
     "samples is 200, but there are only 130": {"samples": 200},
     "input of shape [1, 64]": {"model": "lenet", "model_options": {}},
     "the class 9, but the network only the outputs 0 to 4": {"model_options": {"widths": (64, 5)}},

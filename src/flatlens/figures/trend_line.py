@@ -11,7 +11,7 @@ from flatlens.analysis.model_trend import outliers, trend
 from flatlens.analysis.statistics import Array
 
 
-def draw_trend(ax: Axes, x: Array, y: Array, classes: Any, above: float) -> None:
+def draw_trend(ax: Axes, x: Array, y: Array, classes: Any, above: int) -> None:
     """Draw Theil and Sen's line through points, and name the classes that lie far from it.
 
     Args:

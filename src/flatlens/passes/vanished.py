@@ -26,8 +26,7 @@ from flatlens.passes.products import gradients
 def zero_samples(chunk: ChunkColumns) -> Bool[Tensor, " b"]:
     """Return which samples have a derivative, or an input of a layer, that is exactly 0."""
     columns = chunk.columns
-    tops = [v[:, 0] for key, v in columns.items() if key[-1] == "singular"]
-    sizes = [top for top in tops if not bool(top.isnan().all())]  # NaN was not asked for
+    sizes = [v[:, 0] for key, v in columns.items() if key[-1] == "singular"]
     if not sizes:
         measured = [name for name, path in chunk.paths.items() if path not in ("unused", "frozen")]
         sizes = [columns["parameter", name, "grad"] for name in measured]
