@@ -304,10 +304,11 @@ class _Pass:
     def _check_digits(self, inputs: Inputs, chunk: ChunkColumns, layouts: Layouts) -> None:
         """See that small derivatives of a float32 network have their digits."""
         check_not_vanishing(chunk, self.table.n)
-        small = small_derivatives(chunk)
-        if bool(small.any()):
+        small, zero = small_derivatives(chunk), zero_samples(chunk)
+        some_small, some_zero = torch.stack([small.any(), zero.to(small.device).any()]).tolist()
+        if some_small:
             check_linear(self._forward(inputs), small, self.table.n)
-        if bool(zero_samples(chunk).any()):
+        if some_zero:
             assert self.arrangement is not None
             plan, start = self.arrangement.plan, self.table.n
             note = check_zeros(self.subject, inputs, plan, layouts, start)
