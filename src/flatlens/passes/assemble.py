@@ -59,7 +59,7 @@ def _first(table: ColumnTable, arrays: dict[str, Array]) -> FirstLayerProbe | No
     return FirstLayerProbe(
         weight=None if first_layer.weight is None else first_layer.weight.double().cpu().numpy(),
         **complete("first", arrays, n),
-        **{name: total.div(n).cpu().numpy() for name, total in first_layer.sums.items()},
+        **{name: total.div_(n).cpu().numpy() for name, total in first_layer.sums.items()},
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from flatlens import tuning
 from flatlens.algebra.buffers import Buffers
 from flatlens.algebra.spectra import rank_tolerance
-from flatlens.algebra.sums import squares, squares_fit
+from flatlens.algebra.sums import largest_entry, squares, squares_fit
 from flatlens.capture.layout import Layout
 from flatlens.capture.recording import Call
 
@@ -155,13 +155,21 @@ class Positions:
         Args:
             sensitivity: ||A||_2 of each sample; None where only gradient norms are measured.
         """
+        if sensitivity is None:  # the squares are needed for nothing else
+            return self._doubts_of_entries()
         J, u = (t.sum((1, 2)).sqrt() for t in (self.row_squares, self.patch_squares))
-        sizes = [J, u, J * u]
-        if sensitivity is not None:
-            W = torch.linalg.vector_norm(self.W, float("inf")).double()
-            sizes += [W[None], J * u * W, sensitivity, sensitivity * u]
+        W = largest_entry(self.W.flatten()[None]).double()
+        sizes = [J, u, J * u, W, J * u * W, sensitivity, sensitivity * u]
         zero = torch.stack([J == 0, u == 0]).any()
         return torch.stack([~squares_fit(torch.cat(sizes)), zero])
+
+    def _doubts_of_entries(self) -> Bool[Tensor, " 2"]:
+        """The same from the largest entries: a norm lies between them and sqrt(size) times them."""
+        rows, patches = self.store.flatten(1), self.u.flatten(1)
+        J, u = largest_entry(rows).double(), largest_entry(patches).double()
+        upper_J, upper_u = J * rows.shape[1] ** 0.5, u * patches.shape[1] ** 0.5
+        fit = squares_fit(torch.cat([J, u, J * u, upper_J, upper_u, upper_J * upper_u]))
+        return torch.stack([~fit, torch.zeros_like(fit)])
 
     def has_vanished(self) -> bool:
         """Whether a sample has squares that are all 0 though its entries are not."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from flatlens.algebra.spectra import largest_singular_value, singular_values, spectral_norm
-from flatlens.algebra.sums import in_range, relative, side_by_side
+from flatlens.algebra.sums import out_of_range, relative, side_by_side
 from flatlens.capture.inputs import check_finite
 from flatlens.capture.layout import split
 from flatlens.passes.derivative_rows import Rows, Setup
@@ -63,10 +63,8 @@ class SpectralColumns:
         power = self.input_rows[:, 0].square()
         for v in range(1, self.input_rows.shape[1]):
             power.addcmul_(self.input_rows[:, v], self.input_rows[:, v])
-        if power.dtype == torch.float32:
-            size = torch.linalg.vector_norm(self.input_rows.flatten(1), dim=1, dtype=torch.float64)
-            if not in_range(size):
-                return self.input_rows.double().square().sum(1)
+        if power.dtype == torch.float32 and out_of_range(self.input_rows.flatten(1)):
+            return self.input_rows.double().square().sum(1)
         return power
 
     @cached_property
