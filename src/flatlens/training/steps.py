@@ -125,15 +125,19 @@ def _sharpness_aware_step(
 ) -> Step:
     """Return a step that takes its gradient at the worst point nearby (Foret et al., 2021)."""
     parameters = optimizer.param_groups[0]["params"]
+    weights = [torch.empty_like(p) for p in parameters]  # memory that every step uses again
+
+    @torch.no_grad()
+    def copy(to: list[Tensor], source: list[Tensor]) -> None:
+        for target, values in zip(to, source, strict=True):
+            target.copy_(values)
 
     def step(index: Tensor, number: int) -> Tensor:
         loss = _gradients(optimizer, minimised, index, number)
-        weights = [p.detach().clone() for p in parameters]
+        copy(weights, parameters)
         ascend(parameters, config.radius, adaptive=config.optimizer == "asam")
         _gradients(optimizer, minimised, index, number)
-        with torch.no_grad():
-            for p, weight in zip(parameters, weights, strict=True):
-                p.copy_(weight)
+        copy(parameters, weights)
         optimizer.step()
         return loss
 
@@ -153,12 +157,16 @@ def ascend(parameters: list[nn.Parameter], rho: float, adaptive: bool) -> None:
         adaptive: ASAM instead of SAM.
     """
     moves = [(p, p.grad) for p in parameters if p.grad is not None]
-    scales = [p.abs() + ETA if adaptive else torch.ones_like(p) for p, _ in moves]
-    norms = [torch.linalg.vector_norm(t * g) for (_, g), t in zip(moves, scales, strict=True)]
-    # tensors, not numbers: the host does not wait for the device
+    scales = [p.abs().add_(ETA) for p, _ in moves] if adaptive else []
+    scaled = [g * t for (_, g), t in zip(moves, scales, strict=True)] if adaptive else []
+    directions = scaled or [g for _, g in moves]
+    norms = [torch.linalg.vector_norm(v) for v in directions]
+    # a tensor, not a number: the host does not wait for the device
     length = rho / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-12)
-    for (p, g), t in zip(moves, scales, strict=True):
-        p.add_(t * t * g * length)
+    for v, t in zip(scaled, scales, strict=True):
+        v.mul_(t)
+    for (p, _), v in zip(moves, directions, strict=True):
+        p.addcmul_(v, length)
 
 
 @contextlib.contextmanager
