@@ -165,9 +165,9 @@ class Positions:
 
     def _doubts_of_entries(self) -> Bool[Tensor, " 2"]:
         """The same from the largest entries: a norm lies between them and sqrt(size) times them."""
-        rows, patches = self.store.flatten(1), self.u.flatten(1)
-        J, u = largest_entry(rows).double(), largest_entry(patches).double()
-        upper_J, upper_u = J * rows.shape[1] ** 0.5, u * patches.shape[1] ** 0.5
+        gradients, patches = self.store.flatten(1), self.u.flatten(1)
+        J, u = largest_entry(gradients).double(), largest_entry(patches).double()
+        upper_J, upper_u = J * gradients.shape[1] ** 0.5, u * patches.shape[1] ** 0.5
         fit = squares_fit(torch.cat([J, u, J * u, upper_J, upper_u, upper_J * upper_u]))
         return torch.stack([~fit, torch.zeros_like(fit)])
 
