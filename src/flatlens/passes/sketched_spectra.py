@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flatlens.algebra.lanczos import top_singular
 from flatlens.algebra.spectra import rank_tolerance
-from flatlens.algebra.sums import power_of_two, side_by_side
+from flatlens.algebra.sums import largest_entry, power_of_two, side_by_side
 from flatlens.capture.inputs import check_finite
 from flatlens.capture.layout import Layout, split
 from flatlens.errors import FlatlensError, first_line
@@ -158,7 +158,7 @@ class GramProduct:
         g = tuple(t.detach() for t in self._onto(v))
         if not self._scaled:
             entries = [split(t, layout, len(v)).flatten(1) for t, layout in self._with_layouts(g)]
-            self.scale = power_of_two(torch.stack([_largest(t) for t in entries]).amax(0))
+            self.scale = power_of_two(torch.stack([largest_entry(t) for t in entries]).amax(0))
             self._scaled = True
         factors = self.scale.to(v)
         g = tuple(_scaled(t, layout, factors) for t, layout in self._with_layouts(g))
@@ -179,13 +179,6 @@ class GramProduct:
     def _onto(self, v: Tensor) -> tuple[Tensor, ...]:
         directions = self.signs.to_outputs(v).contiguous()
         return torch.autograd.grad(self.f, self.edges, directions, retain_graph=True)
-
-
-def _largest(entries: Float[Tensor, "b k"]) -> Float[Tensor, " b"]:
-    """The largest absolute entry of each sample."""
-    if entries.numel() == 0:
-        return entries.new_zeros(len(entries))
-    return torch.linalg.vector_norm(entries, float("inf"), dim=1)
 
 
 def _scaled(t: Tensor, layout: Layout | None, factors: Float[Tensor, " b"]) -> Tensor:
