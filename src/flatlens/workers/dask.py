@@ -124,7 +124,7 @@ def _local_cluster(workers: int, resources: dict[str, int | float]) -> Iterator[
             processes=True,
             threads_per_worker=1,
             dashboard_address="127.0.0.1:0",  # any free port
-            silence_logs=logging.ERROR,
+            silence_logs=logging.CRITICAL,  # workers print a traceback when their driver leaves
             resources=resources,
             preload=["flatlens.workers.dask_worker"],
         )
