@@ -1,9 +1,11 @@
 """Sweeps on a real Dask scheduler with two worker processes, all on 127.0.0.1."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -130,3 +132,13 @@ def test_ctrl_c_does_not_end_a_worker(capfd):
         os.kill(process, signal.SIGINT)
         assert worker_process() == process
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_ctrl_c_while_workers_start_ends_them_quietly(capfd):
+    main = threading.get_ident()
+    timer = threading.Timer(0.5, signal.pthread_kill, [main, signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt), dask_engine(2, None, None):
+        time.sleep(30)
+    assert "Traceback" not in capfd.readouterr().err
+    assert not multiprocessing.active_children()

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from flatlens.errors import FlatlensError, first_line
 from flatlens.workers.engine import Engine
-from flatlens.workers.lifetime import start_tracker, stopping_on_signals
+from flatlens.workers.lifetime import deferring_signals, start_tracker, stopping_on_signals
 
 CONNECT = 10.0  # seconds in which a Dask scheduler must answer
 SCHEMES = ("tcp", "tls", "ucx", "ws", "wss")
@@ -118,17 +118,19 @@ def _local_cluster(workers: int, resources: dict[str, int | float]) -> Iterator[
     import distributed
 
     start_tracker(ensure_running)
-    with keeping_memory(), _started():
-        cluster = distributed.LocalCluster(
-            n_workers=workers,
-            processes=True,
-            threads_per_worker=1,
-            dashboard_address="127.0.0.1:0",  # any free port
-            silence_logs=logging.CRITICAL,  # workers print a traceback when their driver leaves
-            resources=resources,
-            preload=["flatlens.workers.dask_worker"],
-        )
-    with cluster:
+    with contextlib.ExitStack() as stack:
+        # A signal in the middle of it would leave workers that nobody stops.
+        with keeping_memory(), _started(), deferring_signals():
+            cluster = distributed.LocalCluster(
+                n_workers=workers,
+                processes=True,
+                threads_per_worker=1,
+                dashboard_address="127.0.0.1:0",  # any free port
+                silence_logs=logging.CRITICAL,  # a worker reports that its driver has left
+                resources=resources,
+                preload=["flatlens.workers.dask_worker"],
+            )
+            stack.enter_context(cluster)
         yield cluster
 
 

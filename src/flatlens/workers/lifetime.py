@@ -58,6 +58,36 @@ def stopping_on_signals() -> Iterator[None]:
         signal.raise_signal(received)
 
 
+@contextlib.contextmanager
+def deferring_signals() -> Iterator[None]:
+    """Let Ctrl-C, SIGTERM and SIGHUP wait until the block has ended.
+
+    Processes that are started in the block, and in threads that it starts, are deaf to Ctrl-C from
+    their first moment on. Only the main thread can handle signals; in any other thread this does
+    nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [signal.SIGINT, *(getattr(signal, name) for name in ENDING if hasattr(signal, name))]
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    waiting: list[int] = []
+    for number in handlers:
+        signal.signal(number, lambda number, _: waiting.append(number))
+    masked = hasattr(signal, "pthread_sigmask")  # Windows has none
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]) if masked else set()
+    try:
+        yield
+    finally:
+        if masked:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if waiting:
+            signal.raise_signal(waiting[0])
+
+
 def start_tracker(ensure_running: Callable[[], object]) -> None:
     """Start the process that removes shared memory, deaf to the end of the terminal.
 
