@@ -29,7 +29,7 @@ LARGEST_IDX = 1 << 29  # bytes of an array; FashionMNIST has 47 million
 PICKLED = ("numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype")  # in a batch
 
 
-def read_idx(path: Path, axes: int) -> UInt8[np.ndarray, "..."]:
+def read_idx(path: Path, axes: int) -> UInt8[np.ndarray, " ..."]:
     """Read an array of unsigned bytes from a gzipped IDX file.
 
     The format: two zero bytes, 8 for unsigned bytes, the number of axes; the axes as big-endian
