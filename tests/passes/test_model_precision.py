@@ -1,6 +1,7 @@
 """precision="model": half-precision networks are measured in their own precision, and it shows."""
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ COMPARED = (
 
 def mlp(widths: tuple[int, ...] = (6, 16, 16, 4)) -> nn.Sequential:
     torch.manual_seed(0)
-    pairs = [[nn.Linear(a, b), nn.Tanh()] for a, b in zip(widths, widths[1:], strict=False)]
+    pairs = [[nn.Linear(a, b), nn.Tanh()] for a, b in itertools.pairwise(widths)]
     return nn.Sequential(*[module for pair in pairs for module in pair][:-1])
 
 
@@ -55,7 +56,9 @@ def test_the_numbers_are_those_of_float32_up_to_rounding(name, dtype):
     assert [q.reads_input for q in own.probe.layers] == [q.reads_input for q in wide.probe.layers]
     assert [q.is_output for q in own.probe.layers] == [q.is_output for q in wide.probe.layers]
     for mine, theirs in zip(own.probe.layers, wide.probe.layers, strict=True):
-        assert mine.norm == pytest.approx(theirs.norm, rel=1e-6)
+        computed = mine.weight is None or name == "written to"  # in the network's precision
+        rel = torch.finfo(dtype).eps if computed else 1e-6
+        assert mine.norm == pytest.approx(theirs.norm, rel=rel)
     for key, value in model.state_dict().items():
         assert torch.equal(value, state[key])
 
@@ -70,14 +73,27 @@ def test_an_mlp_in_half_precision(dtype):
     assert own["sharpness"] != wide["sharpness"]
 
 
+WIDE_OUTPUTS = {
+    "dense": lambda: nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 50), nn.Tanh()),
+    "convolution": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 9, 2, padding=1), nn.Tanh(), nn.Flatten()
+    ),
+    "attention": lambda: nn.Sequential(
+        nn.Unflatten(1, (6, 1)), nn.Linear(1, 8),
+        nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), nn.Flatten(),
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", ["dense", "convolution", "attention", "tokens"])
+@pytest.mark.parametrize("name", WIDE_OUTPUTS)
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 def test_a_sketch_has_the_numbers_of_a_float32_sketch_up_to_rounding(name, dtype):
     torch.manual_seed(0)
-    model = NETWORKS[name]().to(dtype).eval()
-    own, wide = in_both(model, samples(name), method="sketch", directions=8)
+    model = WIDE_OUTPUTS[name]().to(dtype).eval()
+    x = samples(name).to(dtype)  # the directions of a sample follow from its numbers
+    own, wide = in_both(model, x, method="sketch", directions=8)
     assert own.probe.sketch is not None
     for quantity in ("sharpness", "sharpness_untied", "adaptive_sharpness", "mls", "nmls"):
         assert own[quantity] == pytest.approx(wide[quantity], rel=tolerance(own)), quantity
@@ -88,8 +104,7 @@ def test_squares_are_not_added_up_in_half_precision():
     x = torch.ones(2, 4099, dtype=torch.bfloat16)
     for quantities in ("default", "headline", ["sharpness"]):
         m = fl.measure(net, x, precision="model", quantities=quantities)
-        assert m["sharpness"] == 4099
-    assert m.probe.parameters[0].grad.tolist() == [4099, 4099]
+        assert m["sharpness"] == pytest.approx(4099, rel=1e-6)
 
 
 @pytest.mark.parametrize("precision", ["wide", "model"])
@@ -128,11 +143,12 @@ def test_inequalities_that_need_exact_derivatives_are_observations(dtype):
     own, wide = in_both(mlp().to(dtype), torch.randn(4, 6))
     for inequality in own.bounds:
         assert inequality.holds, inequality.name
-        if wide[inequality.name].verdict == "theorem" and inequality.name not in OF_ANY_NUMBERS:
+        default = wide.bounds[inequality.name].verdict
+        if default == "theorem" and inequality.name not in OF_ANY_NUMBERS:
             assert inequality.verdict == "observation"
             assert f"rounded to {str(dtype).removeprefix('torch.')}" in inequality.why
         else:
-            assert inequality.verdict == wide[inequality.name].verdict
+            assert inequality.verdict == default
 
 
 @pytest.mark.slow
@@ -169,23 +185,18 @@ def test_a_derivative_below_the_range_is_refused_and_a_zero_is_noted():
     x = torch.tensor([[1.0, 2.0]])
     with pytest.raises(fl.FlatlensError, match=r"sample 0 is too small for float16.*\"wide\""):
         fl.measure(net, x, precision="model")
-    nn.init.eye_(net[1].weight).data.mul_(1e-6)
-    m = fl.measure(net, x, precision="model")
+    m = fl.measure(nn.Sequential(net[0], nn.ReLU(), net[1]), -x, precision="model")
     assert any("exactly 0 in half precision" in note for note in m.probe.notes)
 
 
 def test_a_derivative_that_cancels_is_refused():
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Softmax(1)).bfloat16()
     with torch.no_grad():
         model[0].weight.mul_(30)
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-    try:
-        m = fl.measure(model, x, precision="model")
-    except fl.FlatlensError as error:
-        assert 'precision="wide"' in str(error)
-    else:
-        wide = fl.measure(model, x)
-        assert m["sharpness"] == pytest.approx(wide["sharpness"], rel=0.2)
+    with pytest.raises(fl.FlatlensError, match=r"is too small for bfloat16, which loses"):
+        fl.measure(model, x, precision="model")
 
 
 class Mixed(nn.Module):
@@ -220,13 +231,13 @@ def test_small_singular_values_count_as_zero_by_the_precision():
     assert own.probe.input.rank.tolist() == [2]
     assert wide.probe.input.rank.tolist() == [3]
     assert own["log_volume"] == -np.inf
-    assert any('count as 0 in bfloat16' in note for note in own.probe.notes)
+    assert any("count as 0 in bfloat16" in note for note in own.probe.notes)
 
 
 def test_what_takes_passes_of_its_own_is_measured_in_float32():
     x, y = torch.randn(4, 6), torch.tensor([0, 1, 2, 3])
-    options = {"quantities": ["sharpness", "hessian_trace"], "loss": "cross_entropy"}
-    own, wide = (fl.measure(mlp().bfloat16(), x, y, precision=p, **options) for p in ("model", "wide"))
+    options = {"y": y, "quantities": ["sharpness", "hessian_trace"], "loss": "cross_entropy"}
+    own, wide = in_both(mlp().bfloat16(), x, **options)
     assert own["hessian_trace"] == wide["hessian_trace"]
     assert "measured in float32, with passes of their own: hessian_trace" in own.probe.notes
     near = pytest.approx(wide["gauss_newton_trace"], rel=tolerance(own))

@@ -64,16 +64,22 @@ def check_not_vanishing(chunk: ChunkColumns, start: int, precision: torch.dtype)
         _refuse(vanishing, start, precision)
 
 
-def small_derivatives(chunk: ChunkColumns) -> Bool[Tensor, " b"]:
-    """Return which samples have derivatives so small that their digits may be lost."""
+def small_derivatives(chunk: ChunkColumns, precision: torch.dtype) -> Bool[Tensor, " b"]:
+    """Return which samples have derivatives so small that their digits may be lost.
+
+    Args:
+        chunk: the numbers of a network.
+        precision: the precision of the network, float32 or half.
+    """
+    small = max(SMALL, torch.finfo(precision).eps) if precision in HALF else SMALL
     if ("input", "singular") in chunk.columns:
         top = chunk.columns["input", "singular"][:, 0]
-        return (top > 0) & (top < SMALL)
+        return (top > 0) & (top < small)
     grads = [v for key, v in chunk.columns.items() if key[0] == "parameter" and key[-1] == "grad"]
     if not grads:
         return torch.zeros(len(chunk.columns["output",]), dtype=torch.bool)
     total = torch.stack(grads).sum(0)
-    return (total > 0) & (total < SMALL**2)
+    return (total > 0) & (total < small**2)
 
 
 def check_linear(forward: Forward, samples: Bool[Tensor, " b"], start: int) -> None:

@@ -306,7 +306,8 @@ class _Pass:
     def _check_digits(self, inputs: Inputs, chunk: ChunkColumns, layouts: Layouts) -> None:
         """See that small derivatives of a network below float64 have their digits."""
         check_not_vanishing(chunk, self.table.n, self.subject.dtype)
-        small, zero = small_derivatives(chunk), zero_samples(chunk)
+        small = small_derivatives(chunk, self.subject.dtype)
+        zero = zero_samples(chunk)
         some_small, some_zero = torch.stack([small.any(), zero.to(small.device).any()]).tolist()
         if some_small:
             check_linear(self._forward(inputs), small, self.table.n)
