@@ -136,7 +136,7 @@ def test_the_precision_of_the_model_is_stored_and_not_mixed_with_another(tmp_pat
     config = json.loads((tmp_path / "a" / "config.json").read_text())["config"]
     expected = {"lr": 0.1, "measured_loss": "half_squared", "measured_precision": "model"}
     assert config == expected
-    with pytest.raises(fl.FlatlensError, match="made with measured_precision=model"):
+    with pytest.raises(fl.FlatlensError, match="made with measured_precision='model'"):
         track(tmp_path / "a", exist="resume", config={"lr": 0.1})
     track(tmp_path / "b", config={"lr": 0.1})
     with pytest.raises(fl.FlatlensError, match="measured_precision"):
