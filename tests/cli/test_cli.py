@@ -185,6 +185,15 @@ def test_measure_takes_a_module_as_it_is(capsys):
     assert told["sharpness"] == pytest.approx(m["sharpness"], rel=1e-12)
 
 
+def test_measure_in_the_precision_of_the_network(capsys):
+    words = "measure mymodel:build --data digits --n 3 --dtype bfloat16"
+    assert cli.main([*words.split(), "--precision", "model", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["dtype"] == "bfloat16"
+    assert any("computed in bfloat16" in note for note in record["notes"])
+    assert "--precision" in refusal(capsys, *words.split(), "--precision", "bfloat16")
+
+
 def test_rtol_is_of_estimates_beside_an_exact_pass_too(capsys):
     words = (
         "measure mymodel:build --data digits --n 5 --json --method exact --rtol 0.2 --quantities"

@@ -27,6 +27,7 @@ WRONG = {  # of each argument of measure: values that it does not take
     "memory": ["2", 0, 1.5],
     "distributed": [1, "yes", None],
     "n": ["2", 0, 1.5, -1],
+    "precision": [16, None, "bfloat16", torch.bfloat16, ["model"]],
     "loss": [3, None, "hinge", "cross_entropy:much", ["squared"]],
 }
 

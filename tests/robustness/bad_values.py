@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+
 HUGE = 10**400
 NOT_A_TYPE = object()  # a value that no argument of flatlens takes
 
@@ -28,6 +30,7 @@ WRONG: dict[str, list[Any]] = {
     "Figure": [3, "x", [], None, NOT_A_TYPE],
     "torch.Generator": [3, "x", [], NOT_A_TYPE],
     "Config": [3, "x", [], NOT_A_TYPE],
+    "Precision": [16, "bf16", "", True, [], {}, torch.bfloat16, NOT_A_TYPE],
 }
 OUT_OF_RANGE: dict[str, list[Any]] = {
     "int": [-1, -HUGE, HUGE, 10**30],

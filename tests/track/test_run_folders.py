@@ -131,6 +131,24 @@ def test_the_config_and_the_name_of_the_loss_are_stored(tmp_path):
         track(tmp_path / "a", exist="resume", **options | {"config": {"lr": 0.2}})
 
 
+def test_the_precision_of_the_model_is_stored_and_not_mixed_with_another(tmp_path):
+    track(tmp_path / "a", config={"lr": 0.1}, precision="model")
+    config = json.loads((tmp_path / "a" / "config.json").read_text())["config"]
+    expected = {"lr": 0.1, "measured_loss": "half_squared", "measured_precision": "model"}
+    assert config == expected
+    with pytest.raises(fl.FlatlensError, match="made with measured_precision='model'"):
+        track(tmp_path / "a", exist="resume", config={"lr": 0.1})
+    track(tmp_path / "b", config={"lr": 0.1})
+    with pytest.raises(fl.FlatlensError, match="measured_precision"):
+        track(tmp_path / "b", exist="resume", config={"lr": 0.1}, precision="model")
+
+
+def test_an_unknown_precision_is_refused_before_the_folder_is_made(tmp_path):
+    with pytest.raises(fl.FlatlensError, match="precision='half'"):
+        track(tmp_path / "a", precision="half")
+    assert not list(tmp_path.iterdir())
+
+
 def test_loss_in_records_follows_the_loss_of_the_tracker():
     net, inputs, targets = nn.Linear(3, 2), torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
     tracker = Tracker(net, inputs, targets, when=every(1), loss="cross_entropy")

@@ -19,21 +19,38 @@ SMALLEST_GRAM, LARGEST_GRAM = 1e-280, 1e280  # traces of a Gram matrix that has 
 
 
 def rank_tolerance(dtype: torch.dtype, height: int, width: int) -> float:
-    """Singular values below this fraction of the largest count as zero."""
-    return torch.finfo(dtype).eps * max(height, width)
+    """Singular values below this fraction of the largest count as zero.
+
+    In half precision eps max(n, m) may exceed 1. Rounding of all entries there changes A by at most
+    eps ||A||_F in the Frobenius norm, which is at most eps sqrt(min(n, m)) of the largest value.
+
+    >>> rank_tolerance(torch.float64, 3, 4) == 4 * 2**-52
+    True
+    >>> rank_tolerance(torch.bfloat16, 4, 400)
+    0.015625
+    """
+    limits = torch.finfo(dtype)
+    if limits.bits < 32:
+        return limits.eps * float(min(height, width) ** 0.5)
+    return limits.eps * max(height, width)
 
 
 def singular_values(
-    A: Float[Tensor, "b n m"],
+    A: Float[Tensor, "b n m"], precision: torch.dtype | None = None
 ) -> tuple[Float[Tensor, "b r"], Int[Tensor, " b"]]:
     """All min(n, m) singular values of each matrix, descending, and the rank.
+
+    Args:
+        A: the matrices.
+        precision: the precision that their entries were computed in, by which small values count
+            as zero; None stands for that of ``A``.
 
     >>> s, rank = singular_values(torch.tensor([[[3.0, 0.0], [0.0, 0.0]]]))
     >>> s.tolist(), rank.tolist()
     ([[3.0, 0.0]], [1])
     """
     height, width = A.shape[1:]
-    tolerance = rank_tolerance(A.dtype, height, width)
+    tolerance = rank_tolerance(precision or A.dtype, height, width)
     block = max(1, tuning.SPECTRUM_BLOCK_ENTRIES // (height * width))
     gram = torch.cat([_gram(part) for part in A.split(block)])
     poor = _out_of_range(gram)

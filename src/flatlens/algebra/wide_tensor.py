@@ -23,6 +23,7 @@ VIEWS = {
     *(ATEN.view.default, ATEN._unsafe_view.default, ATEN.expand.default, ATEN.permute.default),
     *(ATEN.unsqueeze.default, ATEN.squeeze.dim, ATEN.squeeze.default, ATEN.slice.Tensor),
     *(ATEN.select.int, ATEN.split.Tensor, ATEN.split_with_sizes.default, ATEN.unbind.int),
+    ATEN.as_strided.default,
 }
 ROWS = {ATEN.embedding.default, ATEN.index_select.default, ATEN.index.Tensor}  # take a few entries
 
@@ -66,6 +67,8 @@ class WideTensor(Tensor):
             result = func(*pytree.tree_map_only(WideTensor, _narrow, args), **kwargs)
             shown = WideTensor if func in VIEWS else Tensor.float
             return pytree.tree_map_only(Tensor, shown, result)
+        if func is ATEN.copy_.default and not isinstance(args[0], WideTensor):
+            return func(args[0], _narrow(args[1]), *args[2:], **kwargs)  # a copy widens by itself
         if func._schema.is_mutable and any(
             isinstance(value, WideTensor) and argument.is_write
             for argument, value in zip(func._schema.arguments, args, strict=False)
@@ -126,6 +129,17 @@ def free_scratch() -> None:
 
 def _narrow(t: WideTensor) -> Tensor:
     return t.half_values
+
+
+def shown_wide(t: Tensor) -> Tensor:
+    """Show a half-precision tensor as float32 without a copy, and without its graph.
+
+    Other tensors are returned as they are.
+
+    >>> shown_wide(torch.ones(2, dtype=torch.bfloat16)).dtype
+    torch.float32
+    """
+    return WideTensor(t.detach()) if t.dtype in HALF else t
 
 
 def stored(t: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 RESHAPES = {  # the same entries in the same order
     *("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "AliasBackward0"),
     *("UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2"),
+    "ToCopyBackward0",  # in another precision, which half-precision networks change on the way
 }
 # They take some entries in their order. Where they take all of them, they are reshapes: a sample
 # that is alone in its batch is picked out of it, or put back.

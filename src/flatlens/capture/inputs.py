@@ -6,7 +6,7 @@ of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -144,9 +144,13 @@ class Inputs:
             return model(**{str(k): v for k, v in arguments.items()})
         return model(*arguments)
 
-    def floats(self, dtype: torch.dtype) -> Inputs:
-        """The same arguments with floating-point tensors in ``dtype``."""
-        return self.map(lambda t: t.to(dtype) if t.is_floating_point() else t)
+    def floats(self, dtype: torch.dtype, besides: Container[torch.dtype] = ()) -> Inputs:
+        """The same arguments with floating-point tensors in ``dtype``, or in one of ``besides``."""
+
+        def converted(t: Tensor) -> Tensor:
+            return t.to(dtype) if t.is_floating_point() and t.dtype not in besides else t
+
+        return self.map(converted)
 
     def at(self, keys: Sequence[Any], floating: bool) -> list[tuple[Any, Tensor]]:
         """The tensors with these keys that are, or are not, of floating point."""
@@ -293,10 +297,38 @@ def outputs(inputs: Inputs, model: Callable[..., Any], output: Any) -> Tensor:
     return f.reshape(inputs.n, -1)
 
 
-def check_alone(together: Tensor, alone: Tensor, again: Callable[[], Tensor]) -> None:
-    """A sample's output among others must be that alone; ``again`` runs it alone once more."""
-    if not close(together, alone):
-        raise FlatlensError(COUPLED if close(again(), alone) else RANDOM)
+def check_alone(
+    together: Tensor,
+    alone: Tensor,
+    again: Callable[[], Tensor],
+    precision: torch.dtype | None = None,
+) -> None:
+    """Refuse a sample whose output among others is not its output alone.
+
+    Args:
+        together: its output among others.
+        alone: its output alone.
+        again: runs it alone once more.
+        precision: the precision that the outputs were computed in; None stands for their own.
+
+    Raises:
+        FlatlensError: if the two differ by more than rounding.
+    """
+    if not close(together, alone, precision):
+        raise FlatlensError(COUPLED if close(again(), alone, precision) else RANDOM)
+
+
+class NotFiniteError(FlatlensError):
+    """A number of a sample is NaN or infinite.
+
+    Args:
+        what: the number, such as "output".
+        sample: the number of the sample.
+    """
+
+    def __init__(self, what: str, sample: int) -> None:
+        super().__init__(f"the {what} of sample {sample} is not finite; remove or repair it")
+        self.what, self.sample = what, sample
 
 
 def check_finite(values: Tensor, start: int, what: str) -> None:
@@ -304,6 +336,5 @@ def check_finite(values: Tensor, start: int, what: str) -> None:
     for block in values.split(100):  # at once it would take as much memory as all the values
         bad = ~torch.isfinite(block.reshape(len(block), -1)).all(1)
         if bad.any():
-            sample = start + int(bad.nonzero()[0])
-            raise FlatlensError(f"the {what} of sample {sample} is not finite; remove or repair it")
+            raise NotFiniteError(what, start + int(bad.nonzero()[0]))
         start += len(block)

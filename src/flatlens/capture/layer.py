@@ -11,6 +11,7 @@ df/dz.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -18,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flatlens.algebra.operator_norms import Norm
+from flatlens.algebra.wide_tensor import HALF, shown_wide
 from flatlens.capture.layout import Layout
 from flatlens.capture.row_formats import RowFormat
 
@@ -101,3 +103,13 @@ class Layer(Protocol):
 
     def untied_norms(self, scale: Float[Tensor, "b g T"]) -> Float[Tensor, " b"]:
         """||D^-1 C||_2 of each sample with D = diag_p scale_p, upper end (theory 4.1)."""
+
+
+def with_wide_weight(layer: Layer) -> Layer:
+    """Return a layer whose weight shows as float32: norms and sums are not taken in half precision.
+
+    A layer with a weight of float32 or float64 is returned as it is.
+    """
+    if layer.weight.dtype not in HALF:
+        return layer
+    return replace(layer, weight=shown_wide(layer.weight))  # type: ignore[type-var]

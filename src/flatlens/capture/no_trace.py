@@ -37,6 +37,20 @@ def in_float(model: nn.Module) -> tuple[nn.Module, torch.dtype, list[str]]:
     Raises:
         FlatlensError: if parameters are complex or have no values, or a copy cannot be made.
     """
+    own, dtypes = precisions(model)
+    if any(d in HALF for d in dtypes):
+        note = "half-precision parameters: measured on a float32 copy of the model"
+        return float_copy(model, torch.float32), torch.float32, [note]
+    double = (own or dtypes) == {torch.float64}  # what is coarsest limits the digits
+    return model, torch.float64 if double else torch.float32, []
+
+
+def precisions(model: nn.Module) -> tuple[set[torch.dtype], set[torch.dtype]]:
+    """Return the precisions of a model's parameters, and those of its buffers as well.
+
+    Raises:
+        FlatlensError: if parameters are complex or have no values.
+    """
     without = [n for n, t in (*model.named_parameters(), *model.named_buffers()) if t.is_meta]
     if without:
         raise FlatlensError(
@@ -47,11 +61,7 @@ def in_float(model: nn.Module) -> tuple[nn.Module, torch.dtype, list[str]]:
     dtypes = own | {b.dtype for b in model.buffers() if b.is_floating_point() or b.is_complex()}
     if any(d.is_complex for d in dtypes):
         raise FlatlensError("the model has complex parameters; only real networks are measured")
-    if any(d in HALF for d in dtypes):
-        note = "half-precision parameters: measured on a float32 copy of the model"
-        return float_copy(model, torch.float32), torch.float32, [note]
-    double = (own or dtypes) == {torch.float64}  # what is coarsest limits the digits
-    return model, torch.float64 if double else torch.float32, []
+    return own, dtypes
 
 
 def float_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:

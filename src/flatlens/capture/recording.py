@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from flatlens.algebra.wide_tensor import stored
+from flatlens.algebra.wide_tensor import HALF, stored
 from flatlens.capture.graph import Graph, viewed_leaf
 from flatlens.capture.layer import Layer
 from flatlens.errors import FlatlensError
@@ -85,11 +85,18 @@ class CapturePlan:
 
 
 class KnownParameters:
-    """The parameters of a model by identity."""
+    """The parameters of a model by identity.
+
+    Attributes:
+        names: the name of each parameter by id.
+        storages: the addresses of their memory.
+        half: whether some parameter or buffer is in half precision.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.names = {id(p): name for name, p in model.named_parameters()}
         self.storages = {stored(p).untyped_storage().data_ptr() for p in model.parameters()}
+        self.half = any(t.dtype in HALF for t in (*model.parameters(), *model.buffers()))
 
     def trainable(self, value: Any) -> bool:
         """Whether a value is a parameter that needs a gradient."""
@@ -178,7 +185,7 @@ class Recording:
         """
         if not z.requires_grad:
             return z
-        if torch.finfo(z.dtype).bits < 32:
+        if z.dtype in HALF and not self.parameters.half:
             raise FlatlensError(
                 f"the model computes in {str(z.dtype).removeprefix('torch.')} inside its forward "
                 "(autocast?); switch that off, so that it is measured in its own precision"

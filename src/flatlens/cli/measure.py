@@ -46,6 +46,7 @@ def measure(
     weight_norm: Literal["operator", "kernel", "frobenius"] = "operator",
     device: str = "cpu",
     dtype: Literal["float32", "float64", "float16", "bfloat16"] | None = None,
+    precision: Literal["wide", "model"] = "wide",
     figure: Path | None = None,
     save: Path | None = None,
     as_json: Json = False,
@@ -107,6 +108,9 @@ def measure(
         The device to compute on: cpu, cuda or cuda:1.
     dtype
         The precision of weights and inputs; by default that of the network.
+    precision
+        The precision of the measurement: wide runs a half-precision network in float32, and model
+        runs it in its own precision, as in training. Other networks are the same under both.
     figure
         A file for a figure of the inequalities: .png, .pdf or .svg. It must be new or a figure that
         flatlens wrote.
@@ -131,7 +135,7 @@ def measure(
     m = fl.measure(
         network, x, y, quantities=own_or_named(quantities), method=method, loss=loss,
         output=selected, weight_norm=weight_norm, directions=directions, seed=seed, rtol=rtol,
-        budget=budget,
+        budget=budget, precision=precision,
     )  # fmt: skip
     if figure is not None:
         write_figure(figure, m.plot())

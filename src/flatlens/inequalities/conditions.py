@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from flatlens.algebra.wide_tensor import HALF
+from flatlens.capture.no_trace import name_of
 from flatlens.per_sample import most_uses
 from flatlens.probes import LayerProbe, Probe
 
@@ -65,6 +67,17 @@ def why_read_beside(p: Probe, layer: LayerProbe) -> str | None:
     return None
 
 
+def why_rounded(p: Probe) -> str | None:
+    """Say why derivatives at two places of the network need not fit together: half precision.
+
+    A proof says how the derivative at a layer's input follows from that at its output. Where each
+    of the two is rounded by itself, that is true up to rounding only.
+    """
+    if p.dtype not in HALF:
+        return None
+    return f'derivatives are rounded to {name_of(p.dtype)} (precision="model")'
+
+
 PAPER: tuple[Condition, ...] = (why_not_dense, why_not_leaf, why_bypassed)
 PAPER_AT_THE_INPUT: tuple[Condition, ...] = (why_read_beside, *PAPER)
 
@@ -81,8 +94,10 @@ def first_reason(
 def certificate(p: Probe) -> float:
     """Return the relative size below which a difference of derivatives counts as zero.
 
-    It is far below the tolerance of a comparison, so that no theorem fails because of it.
+    It is below the tolerance of a comparison, so that no theorem fails because of it.
     """
+    if p.dtype in HALF:
+        return 4 * torch.finfo(p.dtype).eps
     return 1e-12 if p.dtype == torch.float64 else 1e-7
 
 

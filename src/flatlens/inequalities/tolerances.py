@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from flatlens.algebra.wide_tensor import HALF
 from flatlens.metrics import (
     adaptive_sharpness,
     input_invariant_mls,
@@ -20,10 +21,15 @@ ADAPTIVE = adaptive_sharpness.__name__
 def tolerance(p: Probe) -> float:
     """Return the relative rounding that a comparison allows.
 
+    In half precision each layer rounds the derivative that passes through it. Such errors are
+    independent, so they grow with the square root of the number of layers.
+
     The sides of a sketch are estimates: there the tolerance grows by what four standard errors of
     the least certain side amount to, squared because a side may be the square of an estimate.
     """
     rounding = 1e-9 if p.dtype == torch.float64 else 1e-4
+    if p.dtype in HALF:
+        rounding = 8 * torch.finfo(p.dtype).eps * float(np.sqrt(1 + len(p.layers)))
     if p.sketch is None:
         return rounding
     room = student(p.sketch.directions - 1) * relative_error(p, p.sketch)

@@ -18,6 +18,7 @@ from flatlens.inequalities.conditions import (
     first_reason,
     why_bypassed,
     why_read_beside,
+    why_rounded,
 )
 from flatlens.inequalities.network import Network
 from flatlens.passes.needs import (
@@ -101,6 +102,7 @@ class Row:
     show_logs: bool = False  # and shown as such
     scale: Callable[[Network], float] = lambda network: 0.0  # size of the terms of a difference
     sides: tuple[str, ...] = ()  # what the two sides need of a pass, as in passes.needs
+    of_any_numbers: bool = False  # it holds for any numbers, so also for rounded derivatives
 
     @property
     def needs(self) -> frozenset[str]:
@@ -190,7 +192,8 @@ def _verdict(row: Row, network: Network) -> tuple[Verdict, str]:
 def _broken_condition(row: Row, network: Network) -> str | None:
     """Return what breaks the proof; a row over all layers also names the layers that it misses."""
     missing = network.p.why_not_every_layer if row.sums_over_layers else None
-    reasons = [reason for reason in (_broken_proof(row, network), missing) if reason]
+    rounded = None if row.of_any_numbers else why_rounded(network.p)
+    reasons = [reason for reason in (_broken_proof(row, network), missing, rounded) if reason]
     return "; ".join(reasons) or None
 
 

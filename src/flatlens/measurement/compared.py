@@ -54,7 +54,7 @@ class Side:
 
         >>> side = Side.of_record({"step": 5, "mls": 2.0, "eq12.lhs": 1.0, "eq12.rhs": 3.0}, {})
         >>> side.values, side.facts
-        ({'mls': 2.0}, {'step': 5})
+        ({'mls': 2.0}, {'step': 5, 'precision': 'wide'})
         """
         numbers = {
             name: float(value)
@@ -63,5 +63,9 @@ class Side:
         }
         step = numbers.pop("step", None)
         values = {name: value for name, value in numbers.items() if "." not in name}
-        facts = {"step": None if step is None else int(step), "loss": config.get("measured_loss")}
+        facts = {
+            "step": None if step is None else int(step),
+            "loss": config.get("measured_loss"),
+            "precision": config.get("measured_precision", "wide"),
+        }
         return cls(values, {}, {k: v for k, v in facts.items() if v is not None})

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flatlens.algebra.wide_tensor import HALF
 from flatlens.arguments import (
     check_choice,
     check_flag,
@@ -37,7 +38,7 @@ from flatlens.metrics import METRICS
 from flatlens.passes.distributed import gathered, needs_group
 from flatlens.passes.needs import INPUT_TOP, missing
 from flatlens.passes.probing import check_arguments, check_inputs
-from flatlens.passes.request import NORMS, LossRoot, SketchOptions
+from flatlens.passes.request import NORMS, PRECISIONS, LossRoot, Precision, SketchOptions
 from flatlens.passes.request import Request as PassRequest
 from flatlens.passes.run import look
 from flatlens.probes import Array, Probe
@@ -61,6 +62,7 @@ class Settings:
     memory: int | None
     distributed: bool
     inputs: Sequence[str | int] | None = None
+    precision: Precision = "wide"
 
 
 @no_type_check
@@ -83,6 +85,7 @@ def measure(
     distributed: bool = False,
     n: int | None = None,
     inputs: Sequence[str | int] | None = None,
+    precision: Precision = "wide",
 ) -> Measurement:
     """Measure the flatness and the compression of a network in one call.
 
@@ -116,6 +119,8 @@ def measure(
         n: measure this many samples, drawn at random from x with ``seed``.
         inputs: names or places of the arguments that a derivative is taken by; None decides by
             type and dependence. ``m.inputs`` lists them.
+        precision: "wide" or "model", which measures a half-precision network in its own precision,
+            as for ``probe``. What takes passes of its own is measured in float32 under both.
 
     Returns:
         A Measurement: ``m["sharpness"]``, ``m["eq12"]``, ``m.layers``, ``print(m)``.
@@ -135,7 +140,8 @@ def measure(
         method, output, weight_norm, directions, seed, rtol, budget, chunk, memory, distributed
     )
     check_inputs(inputs)
-    settings = replace(settings, inputs=inputs)
+    check_choice("precision", precision, PRECISIONS)
+    settings = replace(settings, inputs=inputs, precision=precision)
     request, of = read_request(quantities), get_loss(loss)
     check_request(request, settings)
     if n is not None:
@@ -280,6 +286,7 @@ def _look(
         memory=settings.memory, inputs=settings.inputs, root=root,
         weight_norm=settings.weight_norm, needs=request.needs, budget=settings.budget,
         sketch=SketchOptions(settings.directions, settings.seed, settings.rtol, layer_top=1),
+        precision=settings.precision,
     )  # fmt: skip
     seen: list[Any] = []
 
@@ -289,6 +296,9 @@ def _look(
             yield batch
 
     p = look(model, inputs(), look_for)
+    if request.own_passes and p.dtype in HALF:
+        names = ", ".join(request.own_passes)
+        p = p.with_notes(f"measured in float32, with passes of their own: {names}")
     return gathered(p) if settings.distributed else p, seen
 
 

@@ -173,4 +173,4 @@ def bytes_per_sample(subject: Subject, recording: Recording, stored: int, keeps:
     entries += (3 + stored) * sum(others)
     looked_up = (t.indices.numel() * t.parameter.shape[1] for t in recording.lookups)
     entries += (3 + stored) * sum(looked_up)
-    return max(1, entries) * torch.finfo(subject.dtype).bits // 8 + stored * stored * 8
+    return max(1, entries) * max(32, torch.finfo(subject.dtype).bits) // 8 + stored * stored * 8

@@ -13,6 +13,7 @@ from torch import Tensor
 from flatlens import tuning
 from flatlens.algebra.buffers import Buffers
 from flatlens.algebra.sums import can_look, out_of_range, relative, side_by_side, squares, summed
+from flatlens.algebra.wide_tensor import shown_wide
 from flatlens.capture.layout import split
 from flatlens.capture.recording import Lookup
 from flatlens.passes.forward import Forward, Named
@@ -180,13 +181,19 @@ def direct_mixture(setup: Setup) -> Float[Tensor, "b M"]:
     return side_by_side([(torch.zeros_like(t) if g is None else g).flatten(1) for g, t in pairs])
 
 
-def check_head(direct: Tensor, through_head: Tensor) -> None:
+def check_head(direct: Tensor, through_head: Tensor, precision: torch.dtype) -> None:
     """Compare a mixture of the head's rows with the direct product.
+
+    Args:
+        direct: the product without the head.
+        through_head: the mixture.
+        precision: the precision that derivatives are computed in.
 
     Raises:
         NeedsEachOutputError: if they differ by more than rounding.
     """
-    limit = 1e-3 if through_head.dtype == torch.float32 else 1e-9
+    limits = torch.finfo(precision)
+    limit = {64: 1e-9, 32: 1e-3}.get(limits.bits, 16 * limits.eps)
     if bool((relative(through_head - direct, direct) > limit).any()):
         raise NeedsEachOutputError
 
@@ -237,7 +244,7 @@ def share(p: Tensor, uses: Sequence[Tensor | None]) -> Share:
 
 def weighed(p: Tensor, power: Float[Tensor, "b numel"]) -> Share:
     """The same from the squares of its gradient, summed over outputs."""
-    values = p.detach().flatten()
+    values = shown_wide(p.detach()).flatten()
     if not can_look(p):
         return summed(power), summed(power.double() * values.double().square())
     if out_of_range(values[None]):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flatlens.algebra.wide_tensor import HALF
 from flatlens.capture.inputs import Inputs
 from flatlens.losses import RootProducts
 
@@ -27,6 +28,8 @@ class SampleStreams:
             digest = hashlib.blake2b(digest_size=8)
             for t in inputs.tensors:
                 flat = t[i].detach().cpu().contiguous().reshape(-1)
+                # A sample in half precision has the directions of the same numbers in float32.
+                flat = flat.float() if flat.dtype in HALF else flat
                 digest.update(flat.view(torch.uint8).numpy().tobytes())
             key = int.from_bytes(digest.digest(), "big")
             streams.append(np.random.default_rng([self.seed, key, self._seen[key]]))

@@ -69,5 +69,5 @@ def exact_rows(setup: Setup) -> Rows:
         for v in range(setup.outputs):
             take(head.call, v, head.jacobian[:, v])
         A = side_by_side([rows_by_edge[k] for k in setup.plan.inputs])
-        check_head(direct, mixed_rows(head, A))
+        check_head(direct, mixed_rows(head, A), setup.forward.precision)
     return rows_by_edge

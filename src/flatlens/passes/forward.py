@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
+from flatlens.algebra.wide_tensor import HALF
 from flatlens.capture.graph import Graph
 from flatlens.capture.inputs import Inputs, check_finite, outputs
 from flatlens.capture.kinds.embedding import embedded_tokens
@@ -29,10 +30,11 @@ class Forward:
         fed: the tensors that stand for the network's input.
         edges: where the derivatives by these tensors arrive.
         recording: the calls of layers.
-        f: the outputs, [b, N].
+        f: the outputs, [b, N]; those of a network in half precision are shown in float32.
         start: the number of its first sample among all samples.
         keys: the keys of the arguments that ``fed`` stands for.
         watched: edges of arguments that no output should depend on, by key.
+        half: the half precision that the network computes in, or None.
     """
 
     fed: list[Tensor]
@@ -42,6 +44,12 @@ class Forward:
     start: int = 0
     keys: Sequence[Any] = ()
     watched: Sequence[tuple[Any, GradientEdge]] = ()
+    half: torch.dtype | None = None
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The precision that derivatives are computed in."""
+        return self.half or self.f.dtype
 
     @property
     def samples(self) -> slice:
@@ -70,6 +78,11 @@ class Subject:
     output: Any
     named: Named
 
+    @property
+    def half(self) -> torch.dtype | None:
+        """The half precision that it is measured in, or None."""
+        return self.dtype if self.dtype in HALF else None
+
     @cached_property
     def known(self) -> set[int]:
         """The ids of these parameters."""
@@ -93,12 +106,13 @@ class Subject:
         recorder = Recorder(self.model, inputs.n, plan, [t for _, t in tokens])
         with recorder:
             f = outputs(fed, self.model, self.output)
+        f = self._shown(f)
         if tokens or not keys:
             more, more_edges = _embedded(recorder.recording, inputs.n)
             values, edges = values + more, edges + more_edges
             keys += [tokens[i][0] for i in embedded_tokens(recorder.recording)]
         self._check(f, start)
-        return Forward(values, edges, recorder.recording, f, start, keys, watched)
+        return Forward(values, edges, recorder.recording, f, start, keys, watched, self.half)
 
     def outputs_alone(self, inputs: Inputs) -> Tensor:
         """Return f without a recording.
@@ -109,9 +123,13 @@ class Subject:
         """
         try:
             with saved_tensors_hooks(lambda _: None, lambda _: torch.empty(0, device="cpu")):
-                return outputs(_prepared(inputs), self.model, self.output).detach()
+                return self._shown(outputs(_prepared(inputs), self.model, self.output)).detach()
         except FlatlensError:
-            return outputs(_prepared(inputs), self.model, self.output).detach()
+            return self._shown(outputs(_prepared(inputs), self.model, self.output)).detach()
+
+    def _shown(self, f: Tensor) -> Tensor:
+        """Return outputs in float32 where they are in half precision: sums of them need digits."""
+        return f.float() if self.half is not None and f.dtype in HALF else f
 
     def _check(self, f: Tensor, start: int) -> None:
         late = [name for name, p in self.model.named_parameters() if id(p) not in self.known]

@@ -110,7 +110,7 @@ def _measured(setup: Setup, rows_at_once: int, gradients: bool) -> tuple[Rows, d
             for name, grad in _from_rows(setup, rows_by_edge, sizes).items():
                 grads[name] = grads[name] + grad if name in grads else grad
     if head is not None:
-        check_head(direct, mixed)
+        check_head(direct, mixed, setup.forward.precision)
         sizes[head.call] = norms(head.jacobian)
     return rows_by_edge, grads | _from_sizes(setup, sizes) if gradients else {}
 

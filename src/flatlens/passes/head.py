@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from flatlens.capture.graph import Graph
+from flatlens.capture.layer import with_wide_weight
 from flatlens.capture.recording import Call
 
 
@@ -42,7 +43,8 @@ def find_head(
     if bool((jacobian.abs().amax((1, 2)) < torch.finfo(f.dtype).eps ** 0.5).any()):
         return None  # saturated: mixtures of its outputs would be rounding, each alone is less so
     jacobian = jacobian if target is None else target @ jacobian
-    basis = torch.linalg.qr((jacobian @ call.layer.matrix[0]).double()).Q.to(f.dtype)  # [b, k, d]
+    weight = with_wide_weight(call.layer).matrix[0]
+    basis = torch.linalg.qr((jacobian @ weight).double()).Q.to(f.dtype)  # [b, k, d]
     directions = basis.mT if target is None else basis.mT @ target
     expanded = (t.expand(len(f), -1, -1) for t in (jacobian, basis, directions))
     return Head(len(calls) - 1, *expanded)

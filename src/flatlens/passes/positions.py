@@ -12,6 +12,8 @@ from flatlens import tuning
 from flatlens.algebra.buffers import Buffers
 from flatlens.algebra.spectra import rank_tolerance
 from flatlens.algebra.sums import largest_entry, squares, squares_fit
+from flatlens.algebra.wide_tensor import shown_wide
+from flatlens.capture.layer import with_wide_weight
 from flatlens.capture.layout import Layout
 from flatlens.capture.recording import Call
 
@@ -34,10 +36,11 @@ class Positions:
         buffers: Buffers,
         place: int,
     ) -> None:
-        self.layer, self.layout, self.batch, self.outputs = call.layer, layout, batch, outputs
-        self.W = call.layer.matrix
+        self.layer, self.layout = with_wide_weight(call.layer), layout
+        self.batch, self.outputs = batch, outputs
+        self.W = self.layer.matrix
         self._format = call.layer.row_format
-        self._x, self._buffers, self._place = call.x, buffers, place
+        self._x, self._buffers, self._place = shown_wide(call.x), buffers, place
         self._u: Tensor | None = None
         self._store: Tensor | None = None
         self._power: Tensor | None = None

@@ -1,7 +1,8 @@
-"""Derivatives that float32 cannot hold: they vanish, or cancel in rounding.
+"""Derivatives that a precision cannot hold: they vanish, or cancel in rounding.
 
 A confident softmax is an example: its backward pass subtracts numbers that agree to all digits, so
-that a part of a small derivative is lost. Such samples are measured in float64.
+that a part of a small derivative is lost. Samples of a float32 network are then measured in
+float64. A network that is measured in half precision on request is refused.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flatlens.algebra.sums import relative, side_by_side
+from flatlens.algebra.wide_tensor import HALF
+from flatlens.capture.no_trace import name_of
 from flatlens.errors import FlatlensError
 from flatlens.passes.columns import ChunkColumns
 from flatlens.passes.forward import Forward
@@ -32,33 +35,51 @@ class NeedsFloat64Error(FlatlensError):
         )
 
 
-def check_not_vanishing(chunk: ChunkColumns, start: int) -> None:
-    """Refuse samples whose derivatives are below the normal numbers of float32.
+class LostInHalfPrecisionError(FlatlensError):
+    """A derivative is lost in half precision."""
+
+    def __init__(self, sample: int, precision: torch.dtype) -> None:
+        super().__init__(
+            f"the derivative of sample {sample} is too small for {name_of(precision)}, which loses "
+            'its digits; use the default, precision="wide", which computes in float32'
+        )
+
+
+def check_not_vanishing(chunk: ChunkColumns, start: int, precision: torch.dtype) -> None:
+    """Refuse samples whose derivatives are below the normal numbers of their precision.
 
     Args:
-        chunk: the numbers of a float32 network.
+        chunk: the numbers of a network.
         start: the number of the first sample.
+        precision: the precision of the network, float32 or half.
 
     Raises:
         NeedsFloat64Error: if a largest singular value has few digits for this reason.
+        LostInHalfPrecisionError: the same of a network that is measured in half precision.
     """
     columns = [v[:, 0] for key, v in chunk.columns.items() if key[-1] == "singular"]
     if columns:
         tops = torch.stack([column.double() for column in columns], 1)
-        vanishing = ((tops > 0) & (tops < torch.finfo(torch.float32).tiny)).any(1)
-        _refuse(vanishing, start)
+        vanishing = ((tops > 0) & (tops < torch.finfo(precision).tiny)).any(1)
+        _refuse(vanishing, start, precision)
 
 
-def small_derivatives(chunk: ChunkColumns) -> Bool[Tensor, " b"]:
-    """Return which samples have derivatives so small that their digits may be lost."""
+def small_derivatives(chunk: ChunkColumns, precision: torch.dtype) -> Bool[Tensor, " b"]:
+    """Return which samples have derivatives so small that their digits may be lost.
+
+    Args:
+        chunk: the numbers of a network.
+        precision: the precision of the network, float32 or half.
+    """
+    small = max(SMALL, torch.finfo(precision).eps) if precision in HALF else SMALL
     if ("input", "singular") in chunk.columns:
         top = chunk.columns["input", "singular"][:, 0]
-        return (top > 0) & (top < SMALL)
+        return (top > 0) & (top < small)
     grads = [v for key, v in chunk.columns.items() if key[0] == "parameter" and key[-1] == "grad"]
     if not grads:
         return torch.zeros(len(chunk.columns["output",]), dtype=torch.bool)
     total = torch.stack(grads).sum(0)
-    return (total > 0) & (total < SMALL**2)
+    return (total > 0) & (total < small**2)
 
 
 def check_linear(forward: Forward, samples: Bool[Tensor, " b"], start: int) -> None:
@@ -68,6 +89,7 @@ def check_linear(forward: Forward, samples: Bool[Tensor, " b"], start: int) -> N
 
     Raises:
         NeedsFloat64Error: if the derivative of one of ``samples`` is lost in rounding.
+        LostInHalfPrecisionError: the same of a network that is measured in half precision.
     """
     f, edges = forward.f, [e for e in forward.edges if e.node in forward.graph.nodes]
     if not edges or f.shape[1] == 1:
@@ -81,7 +103,9 @@ def check_linear(forward: Forward, samples: Bool[Tensor, " b"], start: int) -> N
         return side_by_side([g.to_dense().reshape(len(f), -1).double() for g in grads])
 
     together, apart = along(v), along(v * chosen) + along(v * ~chosen)
-    _refuse(samples & (relative(together - apart, apart) > LOST), start)
+    limit = LOST if forward.half is None else max(LOST, 32 * torch.finfo(forward.half).eps)
+    lost = samples & (relative(together - apart, apart) > limit)
+    _refuse(lost, start, forward.half or torch.float32)
 
 
 def check_squares(p: Probe) -> None:
@@ -109,18 +133,21 @@ def check_squares(p: Probe) -> None:
 
 
 def rank_note(p: Probe) -> str:
-    """Say where the tolerance of float32 decides the rank, so that a volume is 0; else ""."""
-    if p.dtype != torch.float32 or p.sketch is not None:
+    """Say where the tolerance of a precision decides the rank, so that a volume is 0; else ""."""
+    if p.dtype == torch.float64 or p.sketch is not None:
         return ""
     names = ["the input"] if _lacks_rank(p.input) else []
     names += [q.name for q in p.layers if _lacks_rank(q)]
     if not names:
         return ""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    half = p.dtype in HALF
+    tolerance = "eps sqrt(min(N, M))" if half else "eps max(N, M)"
+    advice = 'precision="wide"' if half else "model.double()"
     return (
-        f"singular values below eps max(N, M) of the largest count as 0 in float32; this decides "
-        f"the rank at {', '.join(names[:3])}{more}, and a volume there is 0; "
-        "model.double() resolves smaller values"
+        f"singular values below {tolerance} of the largest count as 0 in {name_of(p.dtype)}; this "
+        f"decides the rank at {', '.join(names[:3])}{more}, and a volume there is 0; {advice} "
+        "resolves smaller values"
     )
 
 
@@ -134,6 +161,10 @@ def _lacks_rank(part: InputProbe | LayerProbe) -> bool:
     return bool(((part.rank >= 0) & (part.rank < room) & (part.singular[:, 0] > 0)).any())
 
 
-def _refuse(bad: Bool[Tensor, " b"], start: int) -> None:
-    if bool(bad.any()):
-        raise NeedsFloat64Error(start + int(bad.nonzero()[0]))
+def _refuse(bad: Bool[Tensor, " b"], start: int, precision: torch.dtype) -> None:
+    if not bool(bad.any()):
+        return
+    sample = start + int(bad.nonzero()[0])
+    if precision in HALF:
+        raise LostInHalfPrecisionError(sample, precision)
+    raise NeedsFloat64Error(sample)

@@ -11,7 +11,7 @@ from torch import nn
 from flatlens.arguments import no_type_check, short_repr, typed_arguments
 from flatlens.capture.inputs import batches
 from flatlens.errors import FlatlensError
-from flatlens.passes.request import Request, SketchOptions
+from flatlens.passes.request import Precision, Request, SketchOptions
 from flatlens.passes.run import look
 from flatlens.probes import Probe
 
@@ -28,6 +28,7 @@ def probe(
     weight_norm: str = "operator",
     exact_untied: bool = False,
     inputs: Sequence[str | int] | None = None,
+    precision: Precision = "wide",
 ) -> Probe:
     """Measure a network exactly: one forward and N vector-Jacobian products per sample.
 
@@ -46,6 +47,10 @@ def probe(
             By default these are the floating-point tensors that the output depends on, or the
             embeddings of integer tensors where there are none. A tensor of 0 and -inf, and an
             ``attention_mask`` of two values, is a mask and left out unless it is named here.
+        precision: "wide" runs a half-precision network in float32. "model" runs it in its own
+            precision, as in training, and a note says so: outputs and derivatives are rounded, but
+            norms, spectra and sums of them are not. Inequalities whose proof needs more than that
+            are observations. A network of float32 or float64 is the same under both.
 
     Returns:
         What the pass saw. Every metric and inequality is a function of it.
@@ -64,7 +69,7 @@ def probe(
     check_arguments(model, x)
     request = Request(
         chunk=chunk, memory=memory, output=output, weight_norm=weight_norm,
-        exact_untied=exact_untied, inputs=inputs,
+        exact_untied=exact_untied, inputs=inputs, precision=precision,
     )  # fmt: skip
     return look(model, (batch for batch, _ in batches(x)), request)
 
@@ -86,13 +91,14 @@ def sketch(
     output: Any = None,
     weight_norm: str = "operator",
     inputs: Sequence[str | int] | None = None,
+    precision: Precision = "wide",
 ) -> Probe:
     """Estimate what ``probe`` measures, from a few random output directions.
 
     Where a head narrower than the outputs makes the exact pass as cheap, that one is taken.
 
     Args:
-        model: as for ``probe``; so are x, chunk, memory, output, weight_norm and inputs.
+        model: as for ``probe``; so are x, chunk, memory, output, weight_norm, inputs and precision.
         directions: random output directions per sample.
         seed: seed of the directions. A sample has its own directions, the same in any chunk, order
             or shard.
@@ -127,7 +133,7 @@ def sketch(
     )  # fmt: skip
     request = Request(
         method="sketch", chunk=chunk, memory=memory, output=output, weight_norm=weight_norm,
-        sketch=options, inputs=inputs,
+        sketch=options, inputs=inputs, precision=precision,
     )  # fmt: skip
     return look(model, (batch for batch, _ in batches(x)), request)
 

@@ -11,13 +11,17 @@ from torch.autograd.graph import GradientEdge
 from torch.utils.checkpoint import CheckpointError
 
 from flatlens import tuning
+from flatlens.algebra.wide_tensor import HALF
 from flatlens.errors import FlatlensError
 
 Gradients = Sequence[Tensor | None]
 
 
 def gradients(scalar: Tensor, edges: Sequence[GradientEdge], retain: bool) -> Gradients:
-    """Return the derivatives of a scalar at each edge, none of them sparse."""
+    """Return the derivatives of a scalar at each edge, none of them sparse.
+
+    Derivatives of a network in half precision come in float32, for what is computed from them.
+    """
     if not edges:  # a network without parameters
         return []
     try:
@@ -34,7 +38,11 @@ def gradients(scalar: Tensor, edges: Sequence[GradientEdge], retain: bool) -> Gr
             "the model recomputes activations (gradient checkpointing), which hides its layers; "
             "switch that off while measuring"
         ) from error
-    return [g if g is None or not g.is_sparse else g.to_dense() for g in grads]
+    return [None if g is None else _widened(g.to_dense() if g.is_sparse else g) for g in grads]
+
+
+def _widened(g: Tensor) -> Tensor:
+    return g.float() if g.dtype in HALF else g
 
 
 class Products:
@@ -87,5 +95,5 @@ class Products:
                 is_grads_batched=True,
             )
             for j in range(len(several)):
-                yield place + j, [None if g is None else g[j] for g in grads]
+                yield place + j, [None if g is None else _widened(g[j]) for g in grads]
             place += len(several)

@@ -21,6 +21,8 @@ from flatlens.passes.needs import (
 )
 
 Method = Literal["exact", "sketch", "auto"]
+Precision = Literal["wide", "model"]
+PRECISIONS = ("wide", "model")
 NORMS = ("operator", "kernel", "frobenius")
 
 
@@ -111,6 +113,7 @@ class Request:
         exact_untied: whether ||D^-1 C||_2 is asked for.
         budget: seconds that an exact pass may take under "auto".
         sketch: how a sketch estimates.
+        precision: "wide" runs a half-precision network in float32, "model" in its own precision.
     """
 
     method: Method = "exact"
@@ -124,6 +127,7 @@ class Request:
     budget: float | None = None
     sketch: SketchOptions = field(default_factory=SketchOptions)
     inputs: Sequence[str | int] | None = None
+    precision: Precision = "wide"
 
     def __post_init__(self) -> None:
         if self.weight_norm not in NORMS:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from flatlens.algebra.buffers import Buffers
+from flatlens.algebra.wide_tensor import HALF
 from flatlens.capture.chain import Chain, find_chain
 from flatlens.capture.inputs import Inputs, check_alone, check_finite, outputs
 from flatlens.capture.no_trace import original, untouched
@@ -43,8 +44,8 @@ from flatlens.passes.precision import (
 )
 from flatlens.passes.request import Request
 from flatlens.passes.sketch import ExactIsCheaperError, SketchStrategy, plain_kernels
-from flatlens.passes.vanished import check_zeros, zero_samples
-from flatlens.passes.widening import mark_late, measured_in_float
+from flatlens.passes.vanished import ZERO_IN_HALF_PRECISION, check_zeros, zero_samples
+from flatlens.passes.widening import mark_late, measured
 from flatlens.per_sample import without_squares
 from flatlens.probes import Probe
 
@@ -97,7 +98,7 @@ def look(
         def attempt(model: nn.Module, dtype: torch.dtype, notes: list[str]) -> Probe:
             return _look(model, dtype, first_batch, batches, request, notes, make_strategy)
 
-        return measured_in_float(model, attempt).with_notes(*notes)
+        return measured(model, request.precision, attempt).with_notes(*notes)
 
 
 def _outputs_of_a_sample(first_batch: Inputs | None, request: Request, model: nn.Module) -> Tensor:
@@ -116,17 +117,18 @@ def _look(
     notes: list[str],
     make_strategy: MakeStrategy | None,
 ) -> Probe:
-    """Measure a network in one precision; ``notes`` say that it is a copy."""
+    """Measure a network in one precision; with ``notes`` its inputs are brought to it."""
     with untouched(model):
         named = list(model.named_parameters())
         if first_batch is None:
             raise FlatlensError(NO_SAMPLES)
         precision = dtype if named else first_batch.precision
         pass_ = _Pass(Subject(model, precision, request.output, named), request, make_strategy)
-        pass_.take(first_batch.floats(dtype) if notes else first_batch)
+        own = {p.dtype for _, p in named} if dtype in HALF else ()
+        pass_.take(first_batch.floats(dtype, own) if notes else first_batch)
         for batch in batches:
             try:
-                pass_.take(batch.floats(dtype) if notes else batch)
+                pass_.take(batch.floats(dtype, own) if notes else batch)
             except Exception as error:
                 mark_late(error)  # what came before cannot be asked for again
                 raise
@@ -217,7 +219,7 @@ class _Pass:
         if group.n > 1:
             together = self.subject.outputs_alone(group)
             again = partial(self._outputs_of_each, group)
-            check_alone(together, torch.cat(each), again)
+            check_alone(together, torch.cat(each), again, self.subject.half)
 
     def _outputs_of_each(self, group: Inputs) -> Tensor:
         one_by_one = (group.take(slice(i, i + 1)) for i in range(group.n))
@@ -283,14 +285,14 @@ class _Pass:
         )
         if self.table.n == 0 and arrangement.alone is not None:
             again = partial(self.subject.outputs_alone, inputs)
-            check_alone(forward.f, arrangement.alone, again)
+            check_alone(forward.f, arrangement.alone, again, self.subject.half)
         single = (None,) * len(forward.recording.calls)
         layouts = arrangement.layouts if inputs.n > 1 else single
         chain = self._chain(forward, layouts)  # before the graph is freed
         chunk = self.strategy.measure(inputs, forward, layouts)
         if chunk.layers:
             chunk = replace(chunk, chain=chain)
-        if self.subject.dtype == torch.float32:
+        if self.subject.dtype != torch.float64:
             self._check_digits(inputs, chunk, layouts)
         return chunk
 
@@ -302,16 +304,20 @@ class _Pass:
         return find_chain(forward.f, forward.graph, forward.edges, calls)
 
     def _check_digits(self, inputs: Inputs, chunk: ChunkColumns, layouts: Layouts) -> None:
-        """See that small derivatives of a float32 network have their digits."""
-        check_not_vanishing(chunk, self.table.n)
-        small, zero = small_derivatives(chunk), zero_samples(chunk)
+        """See that small derivatives of a network below float64 have their digits."""
+        check_not_vanishing(chunk, self.table.n, self.subject.dtype)
+        small = small_derivatives(chunk, self.subject.dtype)
+        zero = zero_samples(chunk)
         some_small, some_zero = torch.stack([small.any(), zero.to(small.device).any()]).tolist()
         if some_small:
             check_linear(self._forward(inputs), small, self.table.n)
         if some_zero:
             assert self.arrangement is not None
             plan, start = self.arrangement.plan, self.table.n
-            note = check_zeros(self.subject, inputs, plan, layouts, start)
+            if self.subject.half is None:
+                note = check_zeros(self.subject, inputs, plan, layouts, start)
+            else:  # it was asked for as it is
+                note = ZERO_IN_HALF_PRECISION
             if note and note not in self.notes:
                 self.notes.append(note)
 

@@ -114,7 +114,7 @@ class SpectrumFinder:
         start, tolerance = self.signs.next(), self.options.tolerance
         result = top_singular(product, start, top, tolerance, MAX_STEPS)
         self.converged = self.converged and bool(result.converged.all())
-        limit = rank_tolerance(self.setup.f.dtype, *shape)
+        limit = rank_tolerance(self.setup.forward.precision, *shape)
         values = _small_values(result.values / gram.scale[:, None], looked, gram, limit)
         looked.clear()
         singular = values.new_full((len(values), min(shape)), torch.nan)
@@ -148,6 +148,7 @@ class GramProduct:
         self.edges = [setup.plan.edges[k] for k, _ in alive]
         self.layouts = [setup.plan.kept_rows[k][0] for k, _ in alive]
         self.f, self.v0, self.signs, self.start = setup.f, v0, signs, setup.forward.start
+        self.precision = setup.forward.precision
         # A power of two for each sample, from the first product.
         self.scale = v0.new_ones(len(v0), dtype=torch.float64)
         self._scaled = False
@@ -232,7 +233,7 @@ def _small_values(
     and values below ``tolerance`` of the largest are zero (theory 3). The others are lower ends:
     below 1e-7 of the largest (float32: 1e-3) Lanczos may not have met all of their vectors.
     """
-    poor = values[:, -1] < torch.finfo(gram.f.dtype).eps ** 0.25 * values[:, 0]
+    poor = values[:, -1] < torch.finfo(gram.precision).eps ** 0.25 * values[:, 0]
     if not bool(poor.any()):
         return values
     V, W = (torch.stack(vectors, 1) for vectors in zip(*looked, strict=True))  # [b, steps, n]

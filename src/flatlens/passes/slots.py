@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from flatlens.algebra.operator_norms import WeightNorms, weight_norms
-from flatlens.capture.layer import Layer
+from flatlens.capture.layer import Layer, with_wide_weight
 from flatlens.passes.forward import Subject
 from flatlens.passes.names import layer_name
 from flatlens.passes.needs import AskedNorms
@@ -140,7 +140,7 @@ class Slot:
     def _norms_of(self, layer: Layer) -> WeightNorms:
         if self.weight_norms == "none":
             return NOT_ASKED
-        return weight_norms(layer, operator=self.weight_norms == "all")
+        return weight_norms(with_wide_weight(layer), operator=self.weight_norms == "all")
 
     def _filled(self, n: int, values: list[float] | list[int]) -> Array:
         """One value for every sample from one of every span; 0 for samples without the slot."""

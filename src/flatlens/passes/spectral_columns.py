@@ -105,7 +105,8 @@ class SpectralColumns:
         Without ``whole`` only the largest value is known: the others are NaN and the rank is -1.
         """
         try:
-            s, rank = singular_values(A) if whole else largest_singular_value(A)
+            precision = self.setup.forward.half
+            s, rank = singular_values(A, precision) if whole else largest_singular_value(A)
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             at_input = A is self.__dict__.get("input_rows")
             what = "input gradient" if at_input else "gradient at the input of a layer"

@@ -2,7 +2,7 @@
 
 A chain of two weights of 1e-30 has the derivative 1e-60, which is 0 in float32; the activation
 behind such a chain is 0, too. A dead unit gives a true 0. To tell them apart, samples with a 0 run
-once more in both precisions.
+once more in both precisions. A network that is measured in half precision on request gets a note.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.independence import Layouts
 from flatlens.passes.precision import NeedsFloat64Error
 from flatlens.passes.products import gradients
+
+ZERO_IN_HALF_PRECISION = (
+    "a derivative or an activation of some sample is exactly 0 in half precision; where that is "
+    'rounding and no dead unit, precision="wide" finds the number'
+)
 
 
 def zero_samples(chunk: ChunkColumns) -> Bool[Tensor, " b"]:

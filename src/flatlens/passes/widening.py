@@ -8,26 +8,72 @@ import torch
 from torch import nn
 
 from flatlens import tuning
-from flatlens.algebra.wide_tensor import HALF
-from flatlens.capture.no_trace import float_copy, in_float
+from flatlens.algebra.wide_tensor import HALF, free_scratch
+from flatlens.capture.inputs import NotFiniteError
+from flatlens.capture.no_trace import float_copy, in_float, name_of, precisions
 from flatlens.capture.weights.widened import NOTE, widened
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, first_line
 from flatlens.passes.precision import NeedsFloat64Error
+from flatlens.passes.request import Precision
 from flatlens.probes import Probe
 
-# Measures a model in a precision; notes say that it is not the user's model.
+# Measures a model in a precision; with notes its inputs are brought to that precision.
 Attempt = Callable[[nn.Module, torch.dtype, list[str]], Probe]
 
 
-def measured_in_float(model: nn.Module, attempt: Attempt) -> Probe:
+def measured(model: nn.Module, precision: Precision, attempt: Attempt) -> Probe:
+    """Measure a network.
+
+    Args:
+        model: any network.
+        precision: "model" runs a half-precision network in its own precision, "wide" in float32.
+            Networks of float32 and float64 are the same under both.
+        attempt: measures it.
+
+    Raises:
+        FlatlensError: if the network cannot be measured, with the reason.
+    """
+    half = [d for d in precisions(model)[1] if d in HALF] if precision == "model" else []
+    if half:
+        return _in_half(model, max(half, key=lambda dtype: torch.finfo(dtype).eps), attempt)
+    return _in_float(model, attempt)
+
+
+def _in_half(model: nn.Module, half: torch.dtype, attempt: Attempt) -> Probe:
+    """Measure a network as it is, in half precision.
+
+    Raises:
+        FlatlensError: if a number leaves the range of this precision, with the sample, or if an
+            operation does not know it.
+    """
+    name = name_of(half)
+    note = (
+        f'precision="model": outputs and derivatives are computed in {name}; norms, spectra and '
+        "sums of them in float32 and float64"
+    )
+    try:
+        return attempt(model, half, [note])
+    except NotFiniteError as error:
+        raise FlatlensError(
+            f"the {error.what} of sample {error.sample} is not finite in {name}; use the default, "
+            'precision="wide", which computes in float32, or remove the sample'
+        ) from error
+    except (FlatlensError, RuntimeError) as error:
+        if "not implemented for" not in str(error):
+            raise
+        raise FlatlensError(
+            f"the network does not run in {name} here ({first_line(error)}); use the default, "
+            'precision="wide", which computes in float32'
+        ) from error
+    finally:
+        free_scratch()
+
+
+def _in_float(model: nn.Module, attempt: Attempt) -> Probe:
     """Measure a network in float32 or float64.
 
     Half-precision networks are widened: small ones are copied to float32, large ones layer by layer
     where they are used. A network whose small derivatives are lost in float32 is copied to float64.
-
-    Args:
-        model: any network.
-        attempt: measures it.
 
     Raises:
         FlatlensError: if the network cannot be measured, with the reason.

@@ -31,9 +31,10 @@ from flatlens.training.config import Config
 # Config fields that say how a run is measured or executed, not what is trained.
 EXECUTION = {
     "seed", "measure", "quantities", "device", "threads", "snapshots", "run", "out", "config",
-    "measured_loss",
+    "measured_loss", "measured_precision",
 }  # fmt: skip
-ADDED = {"measured_loss"}  # what a Tracker itself adds to the config that its user gives
+# What a Tracker itself adds to the config that its user gives.
+ADDED = {"measured_loss", "measured_precision"}
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from flatlens.arguments import real_number, short_repr
+from flatlens.arguments import check_choice, real_number, short_repr
 from flatlens.errors import FlatlensError
 from flatlens.losses import get_loss
+from flatlens.passes.request import PRECISIONS
 from flatlens.runs import Run
 from flatlens.track.folders import EXIST, RunTarget
 from flatlens.track.schedules import Schedule
@@ -62,7 +63,9 @@ def schedule_list(when: Any) -> list[Schedule]:
     return schedules
 
 
-def run_target(run: Any, exist: Any, config: Any, loss: Any) -> Run | RunTarget | None:
+def run_target(
+    run: Any, exist: Any, config: Any, loss: Any, precision: Any = None
+) -> Run | RunTarget | None:
     """Return where records go.
 
     Args:
@@ -70,6 +73,7 @@ def run_target(run: Any, exist: Any, config: Any, loss: Any) -> Run | RunTarget 
         exist: what to do if the folder has records.
         config: settings of the training.
         loss: the option ``loss`` of ``measure``, or None for its default.
+        precision: the option ``precision`` of ``measure``, or None for its default.
 
     Returns:
         The open run, the folder to open at the first write, or None.
@@ -85,6 +89,10 @@ def run_target(run: Any, exist: Any, config: Any, loss: Any) -> Run | RunTarget 
         raise FlatlensError(f"exist={exist!r} is unknown; use one of {', '.join(EXIST)}")
     checked_config = _config(config)
     measured = {"measured_loss": loss_name(loss)}
+    if precision is not None:
+        check_choice("precision", precision, PRECISIONS)
+    if precision == "model":
+        measured["measured_precision"] = precision
     if isinstance(run, Run):
         if config is not None:
             raise FlatlensError("config belongs to the open run; give it to Run.open instead")

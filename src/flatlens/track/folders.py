@@ -118,7 +118,9 @@ class RunTarget:
         """Open a folder; an earlier run without a config of the user's is taken as it is."""
         if self.config is None and has_records(path):
             return Run.open(path)
-        return Run.open(path, {**(self.config or {}), **self.measured}, defaults=self.measured)
+        # The config of an older folder lacks the loss. One without a precision has the default.
+        defaults = {key: v for key, v in self.measured.items() if key == "measured_loss"}
+        return Run.open(path, {**(self.config or {}), **self.measured}, defaults=defaults)
 
 
 def has_records(folder: Path) -> bool:

@@ -58,7 +58,8 @@ class Tracker:
             "overwrite" deletes the old run; "error" refuses. A loaded state always goes on in its
             own folder.
         config: settings of the training, stored in the run's ``config.json``. flatlens adds
-            ``measured_loss``, the name of the loss that ``loss`` in the records is about.
+            ``measured_loss``, the name of the loss that ``loss`` in the records is about, and
+            ``measured_precision`` where the option ``precision="model"`` is given.
         n: number of samples to draw at random from x, with ``seed``. None takes all samples.
         sinks: where else each record goes (see ``track.sinks``).
         max_overhead: share of the time since the last measurement that the next one may take, such
@@ -108,7 +109,8 @@ class Tracker:
         self.model, self.sinks = model, checks.sink_list(sinks)
         self.when = [_with_three(schedule) for schedule in checks.schedule_list(when)]
         self.options = measure_options
-        self.journal = Journal(checks.run_target(run, exist, config, measure_options.get("loss")))
+        loss, precision = measure_options.get("loss"), measure_options.get("precision")
+        self.journal = Journal(checks.run_target(run, exist, config, loss, precision))
         seed = measure_options.get("seed", 0)
         with undisturbed():
             self.samples = ProbeSamples(x, y, device_of(model), n, seed)
