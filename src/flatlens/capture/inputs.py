@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flatlens.capture.layout import close
+from flatlens.algebra.looks import unusual
+from flatlens.capture.layout import close, closeness
 from flatlens.errors import FlatlensError, counted, first_line
 
 COUPLED = (
@@ -295,15 +296,15 @@ def outputs(inputs: Inputs, model: Callable[..., Any], output: Any) -> Tensor:
 
 def check_alone(together: Tensor, alone: Tensor, again: Callable[[], Tensor]) -> None:
     """A sample's output among others must be that alone; ``again`` runs it alone once more."""
-    if not close(together, alone):
+    if together.shape != alone.shape or unusual(~closeness(together, alone)):
         raise FlatlensError(COUPLED if close(again(), alone) else RANDOM)
 
 
 def check_finite(values: Tensor, start: int, what: str) -> None:
     """Refuse NaN and infinity, naming the sample."""
-    for block in values.split(100):  # at once it would take as much memory as all the values
-        bad = ~torch.isfinite(block.reshape(len(block), -1)).all(1)
-        if bad.any():
-            sample = start + int(bad.nonzero()[0])
-            raise FlatlensError(f"the {what} of sample {sample} is not finite; remove or repair it")
-        start += len(block)
+    blocks = values.split(100)  # at once it would take as much memory as all the values
+    finite = [torch.isfinite(block.reshape(len(block), -1)).all(1) for block in blocks]
+    bad = ~torch.cat(finite)
+    if unusual(bad.any()):
+        sample = start + int(bad.nonzero()[0])
+        raise FlatlensError(f"the {what} of sample {sample} is not finite; remove or repair it")

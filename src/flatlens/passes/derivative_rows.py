@@ -11,8 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flatlens import tuning
+from flatlens.algebra import looks
 from flatlens.algebra.buffers import Buffers
-from flatlens.algebra.sums import can_look, out_of_range, relative, side_by_side, squares, summed
+from flatlens.algebra.sums import out_of_range, relative, side_by_side, squares, summed
 from flatlens.capture.layout import split
 from flatlens.capture.recording import Lookup
 from flatlens.passes.forward import Forward, Named
@@ -187,7 +188,7 @@ def check_head(direct: Tensor, through_head: Tensor) -> None:
         NeedsEachOutputError: if they differ by more than rounding.
     """
     limit = 1e-3 if through_head.dtype == torch.float32 else 1e-9
-    if bool((relative(through_head - direct, direct) > limit).any()):
+    if looks.unusual((relative(through_head - direct, direct) > limit).any()):
         raise NeedsEachOutputError
 
 
@@ -238,7 +239,7 @@ def share(p: Tensor, uses: Sequence[Tensor | None]) -> Share:
 def weighed(p: Tensor, power: Float[Tensor, "b numel"]) -> Share:
     """The same from the squares of its gradient, summed over outputs."""
     values = p.detach().flatten()
-    if not can_look(p):
+    if not looks.can_look(p):
         return summed(power), summed(power.double() * values.double().square())
     if out_of_range(values[None]):
         values = values.double()

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from flatlens.algebra.looks import unusual
 from flatlens.algebra.sums import relative, side_by_side
 from flatlens.errors import FlatlensError
 from flatlens.passes.columns import ChunkColumns
@@ -135,5 +136,5 @@ def _lacks_rank(part: InputProbe | LayerProbe) -> bool:
 
 
 def _refuse(bad: Bool[Tensor, " b"], start: int) -> None:
-    if bool(bad.any()):
+    if unusual(bad.any()):
         raise NeedsFloat64Error(start + int(bad.nonzero()[0]))
