@@ -53,7 +53,10 @@ UNUSUAL = {
     "a derivative vanishes in float32": lambda: (Apply(lambda z, x: z * 1e-25 * 1e-25), samples()),
     "derivatives are small": lambda: (Apply(lambda z, x: (8 * z).softmax(1) * 1e-4), samples()),
     "squares leave float32": lambda: (Apply(lambda z, x: z * 1e18), samples()),
-    "a sample has no derivative": lambda: (Apply(lambda z, x: (z - 9 * x[:, :1]).relu()), samples()),
+    "a sample has no derivative": lambda: (
+        Apply(lambda z, x: (z - 9 * x[:, :1]).relu()),
+        samples(),
+    ),
     "a head is saturated": lambda: (Apply(lambda z, x: (1e4 * z).sigmoid(), 9), samples()),
     "samples are equal": lambda: (Apply(lambda z, x: z), torch.ones(12, 4)),
 }
