@@ -187,8 +187,9 @@ def sketched(model: nn.Module, x: Tensor, directions: int, seed: int) -> np.ndar
         strategy = SketchStrategy(subject, request, Buffers(), solo.f.shape[1])
         arrangement = arrange(subject, strategy.run, inputs, solo, len(x), len(x))
         forward = strategy.run(inputs, arrangement.plan)
-        strategy.means(*strategy.set_up(inputs, forward, arrangement.layouts))
-    return (strategy.replicates[-1].sharpness() / len(x)).double().numpy()
+        strategy.expect(inputs, 0)
+        _, estimate = strategy.means(*strategy.set_up(forward, arrangement.layouts))
+    return (estimate.replicates.sharpness() / len(x)).double().numpy()
 
 
 def hutchinson(model: nn.Module, x: Tensor, directions: int, seed: int) -> np.ndarray:

@@ -420,7 +420,7 @@ def test_directions_end_where_the_exact_pass_would(monkeypatch):
     """The first chunk was met with few directions; another one takes no more than all products."""
     case = NETWORKS["wide"]()
     x = case.x[:2] * torch.tensor([[0.01], [100.0]])
-    needed = lambda s, replicates: 600.0 if s.replicates else 0.0  # noqa: E731
+    needed = lambda strategy, *_: 600.0 if strategy.chunks else 0.0  # noqa: E731
     monkeypatch.setattr(SketchStrategy, "_directions_needed", needed)
     p = fl.sketch(case.model, x, directions=200, rtol=0.001, chunk=1, top=1, tolerance=10.0)
     assert p.sketch is not None

@@ -4,6 +4,7 @@
 waits for its error code on most devices; one look at its result beside it costs no further wait.
 """
 
+import functools
 import inspect
 import sys
 from pathlib import Path
@@ -13,8 +14,9 @@ import torch
 from torch import nn
 
 import flatlens as fl
-from flatlens.algebra import sums
+from flatlens.algebra import looks
 from flatlens.passes import derivative_rows
+from flatlens.training import networks
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 if not FOLDER.exists():
@@ -25,54 +27,75 @@ from launches import Counter  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
-CHUNK = 4
+CHUNK = 4  # samples
 
 
-def mlp(outputs: int) -> tuple[nn.Module, torch.Tensor]:
-    net = nn.Sequential(
-        nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, outputs)
-    )
-    return net, torch.randn(4 * CHUNK, 6)
+def small_mlp(outputs: int) -> tuple[nn.Module, torch.Tensor]:
+    return networks.mlp((6, 5, 5, outputs)), torch.randn(2 * CHUNK, 6)
 
 
-def lenet(outputs: int) -> tuple[nn.Module, torch.Tensor]:
+def small_lenet(outputs: int) -> tuple[nn.Module, torch.Tensor]:
     net = nn.Sequential(
         nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(),
         nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, outputs),
     )  # fmt: skip
-    return net, torch.randn(4 * CHUNK, 1, 14, 14)
+    return net, torch.randn(2 * CHUNK, 1, 14, 14)
 
 
-def vit(outputs: int) -> tuple[nn.Module, torch.Tensor]:
+def transformer(outputs: int) -> tuple[nn.Module, torch.Tensor]:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
     net = nn.Sequential(
         nn.Unflatten(1, (4, 8)), nn.Linear(8, 8), layer, nn.Flatten(), nn.Linear(32, outputs)
     )
-    return net, torch.randn(4 * CHUNK, 32)
+    return net, torch.randn(2 * CHUNK, 32)
 
 
-NETWORKS = {"mlp": mlp, "lenet": lenet, "vit": vit}
+def resnet(outputs: int) -> tuple[nn.Module, torch.Tensor]:
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(),
+        networks.BasicBlock(4, 8, 2),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, outputs),
+    )  # fmt: skip
+    return net, torch.randn(2 * CHUNK, 3, 8, 8)
+
+
+def vit(outputs: int) -> tuple[nn.Module, torch.Tensor]:
+    net = networks.vit(image=8, patch=4, dim=12, depth=1, classes=outputs)
+    return net, torch.randn(2 * CHUNK, 3, 8, 8)
+
+
+NETWORKS = {"mlp": small_mlp, "lenet": small_lenet, "transformer": transformer}
+PAPER = {
+    "the paper's mlp": lambda _: (networks.mlp(), torch.randn(2 * CHUNK, 784)),
+    "the paper's lenet": lambda _: (networks.lenet(), torch.randn(2 * CHUNK, 3, 32, 32)),
+    "the paper's vgg": lambda _: (networks.vgg(), torch.randn(2 * CHUNK, 3, 32, 32)),
+}
+ALL = {**NETWORKS, **PAPER, "resnet": resnet, "vit": vit}
 STRATEGIES = {
     "exact": {"method": "exact"},
     "sketch": {"method": "sketch", "directions": 2},
+    "headline": {"quantities": "headline"},
     "sharpness only": {"quantities": "sharpness"},
 }
 every_network = pytest.mark.parametrize("network", NETWORKS)
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
-def count(network: str, strategy: str, chunks: int, outputs: int = 3) -> Counter:
+@functools.cache
+def count(
+    network: str, strategy: str, chunks: int, outputs: int = 3, inside: bool = True
+) -> Counter:
     torch.manual_seed(0)
-    net, x = NETWORKS[network](outputs)
-    with Counter(inspect.unwrap(derivative_rows.collect).__code__) as counter:
+    net, x = ALL[network](outputs)
+    loop = inspect.unwrap(derivative_rows.collect).__code__ if inside else None
+    with Counter(loop) as counter:
         fl.measure(net, x[: chunks * CHUNK], chunk=CHUNK, **STRATEGIES[strategy])
     return counter
 
 
 @pytest.fixture(autouse=True)
 def as_on_a_device(monkeypatch):
-    monkeypatch.setattr(sums, "can_look", lambda t: False)
-    monkeypatch.setattr(derivative_rows, "can_look", lambda t: False)
+    monkeypatch.setattr(looks, "can_look", lambda t: False)
 
 
 @every_strategy
@@ -83,23 +106,30 @@ def test_the_host_never_waits_inside_the_loop_of_products(network, strategy):
     assert not counter.inside_waits
 
 
-def waits_of_a_chunk(network: str, strategy: str, outputs: int) -> dict[str, float]:
+# These looks stand beside a factorisation.
+BESIDE = ("algebra/spectra.py", "patch_rank", "top_singular", "_small_values")
+ON_THE_HOST = ("algebra/scaling.py",)  # Eq. 36 is minimised after the pass, on arrays of NumPy
+
+
+def waits_of_a_chunk(network: str, strategy: str, outputs: int) -> dict[str, int]:
     """Waits of one chunk by line, without those beside a factorisation."""
-    few, more = (count(network, strategy, chunks, outputs).waits for chunks in (2, 4))
-    each = {f"{name} in {line}": (more[name, line] - few[name, line]) / 2 for name, line in more}
-    beside = ("algebra/spectra.py", "patch_rank")
-    return {what: n for what, n in each.items() if n and not any(b in what for b in beside)}
+    few, more = (count(network, strategy, chunks, outputs, False).waits for chunks in (1, 2))
+    each = {f"{name} in {line}": more[name, line] - few[name, line] for name, line in more}
+    left_out = BESIDE + ON_THE_HOST
+    return {what: n for what, n in each.items() if n and not any(b in what for b in left_out)}
 
 
-# Checks that values are finite, that samples are independent, and that digits are not lost.
-MOST_WAITS = 14
+@every_strategy
+@pytest.mark.parametrize("network", ALL)
+def test_the_host_waits_once_for_a_chunk(network, strategy):
+    waits = waits_of_a_chunk(network, strategy, 3)
+    assert sum(waits.values()) == 1, waits
 
 
 @pytest.mark.parametrize("strategy", ["exact", "sharpness only"])
-@pytest.mark.parametrize(("network", "outputs"), [("mlp", 3), ("mlp", 9), ("lenet", 3), ("vit", 3)])
-def test_waits_of_a_chunk_are_few_whatever_the_network(network, outputs, strategy):
-    waits = waits_of_a_chunk(network, strategy, outputs)
-    assert sum(waits.values()) <= MOST_WAITS, waits
+def test_a_head_narrower_than_the_outputs_adds_no_wait(strategy):
+    waits = waits_of_a_chunk("mlp", strategy, 9)
+    assert sum(waits.values()) == 1, waits
 
 
 @every_network

@@ -16,6 +16,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from flatlens.algebra import looks
+
 Product = Callable[[Tensor], Tensor]
 
 
@@ -51,7 +53,7 @@ class Krylov:
             # Where only rounding is left the basis spans an invariant space; a random vector leads
             # out of it.
             lost = v.double().norm(dim=1) <= noise
-            if bool(lost.any()):
+            if not looks.can_look(lost) or bool(lost.any()):
                 other = _orthogonal(random_vector(v, n + j), self.basis[:, :j])
                 v = torch.where(lost[:, None], other, v)
             wide = v.double()  # in float32 the norm of a small or large vector is 0 or infinite

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flatlens import tuning
+from flatlens.algebra.looks import unusual
 
 GRAM_LIMIT = 1e-8  # smallest trusted eigenvalue of a Gram matrix, relative to the largest
 SMALLEST_GRAM, LARGEST_GRAM = 1e-280, 1e280  # traces of a Gram matrix that has all its digits
@@ -53,16 +54,19 @@ def singular_values(
     tolerance = rank_tolerance(precision or A.dtype, height, width)
     block = max(1, tuning.SPECTRUM_BLOCK_ENTRIES // (height * width))
     gram = torch.cat([_gram(part) for part in A.split(block)])
-    poor = _out_of_range(gram)
-    if bool(poor.any()):  # LAPACK brings A itself into range
-        gram[poor] = 0.0
-        poor &= A.detach().flatten(1).any(1)
-    values = torch.linalg.eigvalsh(gram).flip(-1).clamp(min=0)
+    outside = _out_of_range(gram)
+    gram.masked_fill_(outside[:, None, None], 0.0)
+    values = _eigenvalues(gram).flip(-1).clamp(min=0)
     s = values.sqrt()
+    poor = outside
     if tolerance**2 < 0.1 * GRAM_LIMIT:
-        poor |= values[:, -1] < GRAM_LIMIT * values[:, 0]
-    if bool(poor.any()):
-        s[poor] = torch.linalg.svdvals(A[poor].double())
+        poor = poor | (values[:, -1] < GRAM_LIMIT * values[:, 0])
+    # A factorisation waits for its error code, so that a look beside it costs no further wait.
+    factorised = gram.shape[1] > 1
+    if bool(poor.any()) if factorised else unusual(poor.any()):
+        if bool(outside.any()):
+            poor &= ~outside | A.detach().flatten(1).any(1)
+        s[poor] = torch.linalg.svdvals(A[poor].double())  # LAPACK brings A itself into range
     s = torch.where(s < tolerance * s[:, :1], 0.0, s)
     return s, (s > 0).sum(-1)
 
@@ -79,7 +83,7 @@ def largest_singular_value(
     """
     height, width = A.shape[1:]
     block = max(1, tuning.SPECTRUM_BLOCK_ENTRIES // (height * width))
-    squares = torch.linalg.eigvalsh(torch.cat([_gram(part) for part in A.split(block)]))[:, -1]
+    squares = _eigenvalues(torch.cat([_gram(part) for part in A.split(block)]))[:, -1]
     top = squares.clamp(min=0).sqrt()
     if A.dtype == torch.float64:
         poor = (squares < 1e-280) | (squares > 1e280)
@@ -98,6 +102,11 @@ def _gram(A: Float[Tensor, "b n m"]) -> Float[Tensor, "b r r"]:
         wide = part.double() if long == 2 else part.double().mT
         total.baddbmm_(wide, wide.mT)
     return total
+
+
+def _eigenvalues(gram: Float[Tensor, "b r r"]) -> Float[Tensor, "b r"]:
+    """The eigenvalues of each Gram matrix, ascending; that of a number is the number."""
+    return gram[:, 0] if gram.shape[1] == 1 else torch.linalg.eigvalsh(gram)
 
 
 def _out_of_range(gram: Float[Tensor, "b r r"]) -> Bool[Tensor, " b"]:

@@ -1,7 +1,8 @@
 """Sums of squares over a batch that keep their digits.
 
 Float32 is enough for most of them. On a CPU one look at the sizes tells whether it is. On a device
-such a look would make the host wait for the result, so float64 is used at once (``can_look``).
+such a look would make the host wait for the result, so float64 is used at once
+(``looks.can_look``).
 """
 
 from __future__ import annotations
@@ -10,19 +11,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from flatlens.algebra import looks
+
 TINY = 1e-8  # below this a derivative is squared in float64: in float32 its square may vanish
 
 HUGE = 1e15  # above this, too: in float32 its square may overflow
 
 
-def can_look(t: Tensor) -> bool:
-    """Whether the host can read numbers of a tensor without waiting for a device."""
-    return t.device.type == "cpu"
-
-
 def out_of_range(t: Float[Tensor, "b k"]) -> bool:
     """Whether the squares of some sample's entries may vanish or overflow in float32."""
-    return not in_range(largest_entry(t))
+    return looks.unusual(~squares_fit(largest_entry(t)))
 
 
 def largest_entry(t: Float[Tensor, "b k"]) -> Float[Tensor, " b"]:
@@ -37,13 +35,8 @@ def largest_entry(t: Float[Tensor, "b k"]) -> Float[Tensor, " b"]:
     return torch.maximum(values.amax(1), -values.amin(1))
 
 
-def in_range(sizes: Tensor) -> bool:
-    """Whether all sizes are 0, or have squares that float32 holds with all digits."""
-    return bool(squares_fit(sizes))
-
-
 def squares_fit(sizes: Tensor) -> Bool[Tensor, ""]:
-    """Return what ``in_range`` tells as a tensor, so that several looks can become one."""
+    """Return whether all sizes are 0, or have squares that float32 holds with all digits."""
     return ((sizes <= HUGE) & ((sizes >= TINY) | (sizes == 0))).all()
 
 
@@ -65,7 +58,7 @@ def power_of_two(size: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
 
 def squares(t: Tensor, dim: int) -> Tensor:
     """Sum squares over ``dim``, in float64 where those of float32 may vanish."""
-    if t.dtype == torch.float32 and not can_look(t):
+    if t.dtype == torch.float32 and not looks.can_look(t):
         return t.double().square().sum(dim)
     total = t.square().sum(dim)
     sizes = summed(total)
@@ -81,7 +74,7 @@ def summed(t: Tensor) -> Float[Tensor, " b"]:
 
 def norms(t: Tensor) -> Tensor:
     """Return the norm over the last dimension, in float64 where squares may leave float32."""
-    if can_look(t):
+    if looks.can_look(t):
         sizes = torch.linalg.vector_norm(t, dim=-1)
         if t.dtype == torch.float64 or (float(sizes.min()) >= TINY and float(sizes.max()) <= HUGE):
             return sizes

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flatlens import tuning
+from flatlens.algebra.looks import unusual
 from flatlens.algebra.sums import summed
 
 # Signed sums smaller than this share of their terms have lost too many digits.
@@ -103,14 +104,15 @@ def _by_forming(J: Rows, u: Patches, W: Weight, W2: Weight, invariant: bool) -> 
 def _by_pairs(J: Rows, u: Patches, W: Weight, W2: Weight, _: bool) -> tuple[Tensor, ...]:
     b, g, i, T = u.shape
     o = W.shape[1]
-    p, q = torch.triu_indices(T, T, device=u.device)
-    JJ, uu = u.new_zeros(g, len(p), b, o), u.new_empty(g, len(p), b, i)
+    pairs_in_all = T * (T + 1) // 2
+    JJ, uu = u.new_zeros(g, pairs_in_all, b, o), u.new_empty(g, pairs_in_all, b, i)
     patch = u.permute(1, 3, 0, 2).contiguous()  # [g, T, b, i]
     by_output = J.unflatten(2, (-1, o)).permute(1, 4, 0, 2, 3)  # [g, T, b, N, o]
     by_output = by_output if by_output.stride(-1) == 1 else by_output.contiguous()
     several = by_output.split(max(1, tuning.BLOCK_ENTRIES // (g * T * b * o)), 3)
-    end = 0
+    end, with_itself = 0, []
     for t in range(T):  # a position with itself and all later ones
+        with_itself.append(end)
         pairs = slice(end, end := end + T - t)
         torch.mul(patch[:, t : t + 1], patch[:, t:], out=uu[:, pairs])
         for some in several:
@@ -119,9 +121,9 @@ def _by_pairs(J: Rows, u: Patches, W: Weight, W2: Weight, _: bool) -> tuple[Tens
     totals = []
     for terms in (JJ.sum(3) * uu.sum(3), (JJ * weighted).sum(3)):  # [g, pairs, b]
         each = terms.double()
-        untied = each[:, p == q].sum((0, 1))
+        untied = each[:, with_itself].sum((0, 1))
         total = 2 * each.sum((0, 1)) - untied  # pq and qp, the diagonal once
-        if bool((total < CANCELLED[u.dtype] * untied).any()):  # the digits are gone
+        if unusual((total < CANCELLED[u.dtype] * untied).any()):  # the digits are gone
             return _by_forming(J, u, W, W2, False)
         totals.append(total)
     return tuple(totals)
@@ -151,7 +153,7 @@ def squared_norm(calls: Sequence[SharedWeight]) -> Tensor:
 def _plain_gram(J: Rows, u: Patches) -> Tensor:
     pairs = (J.mT @ J) * (u.mT @ u)
     total = summed(pairs)
-    if bool((total < CANCELLED[u.dtype] * summed(pairs.diagonal(dim1=2, dim2=3))).any()):
+    if unusual((total < CANCELLED[u.dtype] * summed(pairs.diagonal(dim1=2, dim2=3))).any()):
         return _plain_forming(J, u)
     return total
 

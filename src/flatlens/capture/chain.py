@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import gcd, prod, sqrt
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
@@ -43,13 +45,46 @@ class Chain:
         return Chain(self.layers, max(self.constant, other.constant))
 
 
+@dataclass(frozen=True)
+class UnreadChain:
+    """The chain of one chunk. Its constant may still be on a device.
+
+    Attributes:
+        layers, why: as in :class:`Chain`.
+        constant: the product of the Lipschitz constants, a tensor where a parameter or a buffer has
+            a part in it. To read it would make the host wait.
+    """
+
+    layers: tuple[int, ...] = ()
+    constant: float | Tensor = 1.0
+    why: str = ""
+
+
+def join(chains: Sequence[UnreadChain]) -> Chain | None:
+    """Return what holds for the samples of all chunks; None without a chunk.
+
+    The constants of all chunks are read at once.
+    """
+    tensors = [chain.constant for chain in chains if isinstance(chain.constant, Tensor)]
+    numbers = iter(torch.stack(tensors).tolist() if tensors else ())
+    read = [
+        Chain(
+            chain.layers,
+            next(numbers) if isinstance(chain.constant, Tensor) else chain.constant,
+            chain.why,
+        )
+        for chain in chains
+    ]
+    return reduce(Chain.joined, read) if read else None
+
+
 class _NoChainError(Exception):
     """Says why a network is no chain."""
 
 
 def find_chain(
     f: Tensor, graph: Graph, inputs: Sequence[GradientEdge], calls: Sequence[Call]
-) -> Chain:
+) -> UnreadChain:
     """Walk from the output to the input and multiply the constants.
 
     Args:
@@ -62,11 +97,11 @@ def find_chain(
         The chain, or a chain with the reason why there is none.
     """
     if len(inputs) != 1:
-        return Chain(why="the network has several inputs")
+        return UnreadChain(why="the network has several inputs")
     try:
         return _walk(get_gradient_edge(f), _below(graph, inputs[0].node), inputs[0], calls)
     except _NoChainError as why:
-        return Chain(why=str(why))
+        return UnreadChain(why=str(why))
 
 
 def _below(graph: Graph, start: Any) -> set[Any]:
@@ -85,9 +120,9 @@ def _below(graph: Graph, start: Any) -> set[Any]:
 
 def _walk(
     edge: GradientEdge, dependent: set[Any], end: GradientEdge, calls: Sequence[Call]
-) -> Chain:
+) -> UnreadChain:
     layers: list[int] = []
-    constant = 1.0
+    constant: float | Tensor = 1.0
     by_output = {(call.out.node, call.out.output_nr): i for i, call in enumerate(calls)}
     while edge.node is not end.node:
         node = edge.node
@@ -108,10 +143,10 @@ def _walk(
         if total is None:
             raise _NoChainError("a layer does not read what depends on the input")
         edge = total
-    return Chain(tuple(layers), constant)
+    return UnreadChain(tuple(layers), constant)
 
 
-def _constant(node: Any, name: str, child: tuple[Any, int]) -> float:
+def _constant(node: Any, name: str, child: tuple[Any, int]) -> float | Tensor:
     if node.name() in VIEWS:
         return 1.0
     rule = CONSTANTS.get(name)
@@ -152,15 +187,15 @@ def _average_pool(node: Any, _: Any) -> float:
     return sqrt(reads / prod(kernel)) if plain else sqrt(reads)
 
 
-def _batch_norm(node: Any, _: Any) -> float:
+def _batch_norm(node: Any, _: Any) -> Tensor:
     if node._saved_training:
         raise _NoChainError("a batch norm uses the statistics of the batch")
     scale = (node._saved_running_var.double() + node._saved_eps).rsqrt()
     weight = node._saved_weight
-    return float((scale if weight is None else scale * weight.detach().double()).abs().max())
+    return (scale if weight is None else scale * weight.detach().double()).abs().max()
 
 
-def _scale(node: Any, child: tuple[Any, int]) -> float:
+def _scale(node: Any, child: tuple[Any, int]) -> float | Tensor:
     """A product with values that do not depend on the input, without repeating entries."""
     first_is_data = node.next_functions[0] == child
     factor = node._saved_other if first_is_data else node._saved_self
@@ -170,7 +205,7 @@ def _scale(node: Any, child: tuple[Any, int]) -> float:
     return _sizes(factor)[1]
 
 
-def _quotient(node: Any, child: tuple[Any, int]) -> float:
+def _quotient(node: Any, child: tuple[Any, int]) -> float | Tensor:
     """A division by values that do not depend on the input."""
     _same_shape(node, child)
     if node.next_functions[0] != child or node._saved_other is None:
@@ -178,12 +213,12 @@ def _quotient(node: Any, child: tuple[Any, int]) -> float:
     return 1 / _sizes(node._saved_other)[0]
 
 
-def _sizes(values: Any) -> tuple[float, float]:
+def _sizes(values: Any) -> tuple[float | Tensor, float | Tensor]:
     """The smallest and the largest size of a tensor's entries, or of a number."""
     if not isinstance(values, Tensor):
         return abs(float(values)), abs(float(values))
     sizes = values.detach().double().abs()
-    return float(sizes.min()), float(sizes.max())
+    return sizes.min(), sizes.max()
 
 
 def _shift(node: Any, child: tuple[Any, int]) -> float:
@@ -199,7 +234,7 @@ def _same_shape(node: Any, child: tuple[Any, int]) -> None:
         raise _NoChainError("entries are repeated (broadcast)")
 
 
-Rule = float | Callable[[Any, Any], float]
+Rule = float | Callable[[Any, Any], float | Tensor]
 CONSTANTS: dict[str, Rule] = {
     **dict.fromkeys(("Relu", "Tanh", "Hardtanh", "Softplus", "Clone", "LogSigmoid"), 1.0),
     **dict.fromkeys(("ToCopy", "Contiguous", "Slice", "Select", "Abs"), 1.0),

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flatlens.capture.layout import close
+from flatlens.algebra.looks import unusual
+from flatlens.capture.layout import close, closeness
 from flatlens.errors import FlatlensError, counted, first_line
 
 COUPLED = (
@@ -314,7 +315,7 @@ def check_alone(
     Raises:
         FlatlensError: if the two differ by more than rounding.
     """
-    if not close(together, alone, precision):
+    if together.shape != alone.shape or unusual(~closeness(together, alone, precision)):
         raise FlatlensError(COUPLED if close(again(), alone, precision) else RANDOM)
 
 
@@ -333,8 +334,8 @@ class NotFiniteError(FlatlensError):
 
 def check_finite(values: Tensor, start: int, what: str) -> None:
     """Refuse NaN and infinity, naming the sample."""
-    for block in values.split(100):  # at once it would take as much memory as all the values
-        bad = ~torch.isfinite(block.reshape(len(block), -1)).all(1)
-        if bad.any():
-            raise NotFiniteError(what, start + int(bad.nonzero()[0]))
-        start += len(block)
+    blocks = values.split(100)  # at once it would take as much memory as all the values
+    finite = [torch.isfinite(block.reshape(len(block), -1)).all(1) for block in blocks]
+    bad = ~torch.cat(finite)
+    if unusual(bad.any()):
+        raise NotFiniteError(what, start + int(bad.nonzero()[0]))

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from flatlens.capture.chain import Chain
+from flatlens.capture.chain import UnreadChain
 from flatlens.capture.inputs import check_finite
 from flatlens.errors import FlatlensError, counted
 from flatlens.passes.forward import Subject
@@ -53,7 +53,7 @@ class ChunkColumns:
     sums: dict[str, Tensor] = field(default_factory=dict)
     first_weight: Tensor | None = None
     unmeasured: tuple[str, ...] = ()
-    chain: Chain | None = None
+    chain: UnreadChain | None = None
 
 
 class ColumnTable:
@@ -94,7 +94,6 @@ class ColumnTable:
         samples = len(outputs)
         numbers = self.slots.assign(chunk.layers, self.n, samples)
         columns = by_slot(chunk.columns, numbers)
-        self._check(columns)
         reading = [k for k, q in zip(numbers, chunk.layers, strict=True) if q.reads_input]
         if reading:
             number = outputs.new_full((samples,), reading[0], dtype=torch.float64)
@@ -116,8 +115,8 @@ class ColumnTable:
         self._left -= samples
         return numbers
 
-    def _check(self, columns: dict[Key, Tensor]) -> None:
-        """Refuse gradients that are not finite, and outputs of another size."""
+    def check(self, columns: Mapping[Key, Tensor]) -> None:
+        """Refuse columns of the next chunk with gradients that are not finite, or other outputs."""
         grads = [v for key, v in columns.items() if key[0] == "parameter" and key[-1] == "grad"]
         if grads:
             check_finite(torch.stack(grads, 1), self.n, "gradient")

@@ -11,8 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flatlens import tuning
+from flatlens.algebra import looks
 from flatlens.algebra.buffers import Buffers
-from flatlens.algebra.sums import can_look, out_of_range, relative, side_by_side, squares, summed
+from flatlens.algebra.sums import out_of_range, relative, side_by_side, squares, summed
 from flatlens.algebra.wide_tensor import shown_wide
 from flatlens.capture.layout import split
 from flatlens.capture.recording import Lookup
@@ -194,7 +195,7 @@ def check_head(direct: Tensor, through_head: Tensor, precision: torch.dtype) -> 
     """
     limits = torch.finfo(precision)
     limit = {64: 1e-9, 32: 1e-3}.get(limits.bits, 16 * limits.eps)
-    if bool((relative(through_head - direct, direct) > limit).any()):
+    if looks.unusual((relative(through_head - direct, direct) > limit).any()):
         raise NeedsEachOutputError
 
 
@@ -245,7 +246,7 @@ def share(p: Tensor, uses: Sequence[Tensor | None]) -> Share:
 def weighed(p: Tensor, power: Float[Tensor, "b numel"]) -> Share:
     """The same from the squares of its gradient, summed over outputs."""
     values = shown_wide(p.detach()).flatten()
-    if not can_look(p):
+    if not looks.can_look(p):
         return summed(power), summed(power.double() * values.double().square())
     if out_of_range(values[None]):
         values = values.double()

@@ -15,26 +15,38 @@ from flatlens.losses import RootProducts
 
 
 class SampleStreams:
-    """Streams of random numbers that belong to a sample by its content, not by its place."""
+    """Streams of random numbers that belong to a sample by its content, not by its place.
+
+    Attributes:
+        seed: the seed of all streams.
+        start: the number of the first sample of the batch.
+    """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
+        self.start = 0
+        self._seeds: list[list[int]] = []  # of each sample of the batch
         self._seen: Counter[int] = Counter()  # equal samples: each has directions of its own
 
-    def of(self, inputs: Inputs) -> list[np.random.Generator]:
-        """Return one stream per sample."""
-        streams = []
+    def expect(self, inputs: Inputs, start: int) -> None:
+        """Read the samples of a batch. A device copies all of them to the host at once."""
+        on_host = [t.detach().cpu() for t in inputs.tensors]
+        self.start, self._seeds = start, []
         for i in range(inputs.n):
             digest = hashlib.blake2b(digest_size=8)
-            for t in inputs.tensors:
-                flat = t[i].detach().cpu().contiguous().reshape(-1)
+            for t in on_host:
+                flat = t[i].contiguous().reshape(-1)
                 # A sample in half precision has the directions of the same numbers in float32.
                 flat = flat.float() if flat.dtype in HALF else flat
                 digest.update(flat.view(torch.uint8).numpy().tobytes())
             key = int.from_bytes(digest.digest(), "big")
-            streams.append(np.random.default_rng([self.seed, key, self._seen[key]]))
+            self._seeds.append([self.seed, key, self._seen[key]])
             self._seen[key] += 1
-        return streams
+
+    def of(self, samples: slice) -> list[np.random.Generator]:
+        """Return one stream for each of some samples of the batch, at its beginning."""
+        places = slice(samples.start - self.start, samples.stop - self.start)
+        return [np.random.default_rng(seeds) for seeds in self._seeds[places]]
 
 
 class Signs:

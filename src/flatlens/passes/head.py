@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from flatlens.algebra.looks import unusual
 from flatlens.capture.graph import Graph
 from flatlens.capture.layer import with_wide_weight
 from flatlens.capture.recording import Call
@@ -40,7 +41,7 @@ def find_head(
         return None
     call = calls[-1]
     jacobian = _jacobian(graph, f, call)
-    if bool((jacobian.abs().amax((1, 2)) < torch.finfo(f.dtype).eps ** 0.5).any()):
+    if unusual((jacobian.abs().amax((1, 2)) < torch.finfo(f.dtype).eps ** 0.5).any()):
         return None  # saturated: mixtures of its outputs would be rounding, each alone is less so
     jacobian = jacobian if target is None else target @ jacobian
     weight = with_wide_weight(call.layer).matrix[0]

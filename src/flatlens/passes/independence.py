@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
+from flatlens.algebra.looks import unusual
 from flatlens.capture.inputs import COUPLED, Inputs, check_alone
 from flatlens.capture.layout import Layout, closeness
 from flatlens.capture.recording import CapturePlan, Recording
@@ -50,33 +52,30 @@ def check_subset(
         _matches(layout, call.x, batch, other.x, len(few.f), subset)
         for call, other, layout in zip(calls, few.recording.calls, layouts, strict=True)
     ]
-    for call, match in zip(calls, _read(matches), strict=True):
-        if not match:
-            name = layer_name(call.layer, subject)
-            raise NeedsSinglesError(
-                f"the order of samples inside the input of {name} changes from batch to batch"
-            )
+    if matches and unusual(~_together(matches).all()):
+        call = calls[_together(matches).tolist().index(False)]
+        name = layer_name(call.layer, subject)
+        raise NeedsSinglesError(
+            f"the order of samples inside the input of {name} changes from batch to batch"
+        )
     if len(few.f) > 1 and _values_cannot_identify(few.recording, layouts):
         check_owners(subject, few, layouts, slice(0, len(few.f) // 2))
 
 
 def _matches(
     layout: Layout | None, x: Tensor, batch: int, x_few: Tensor, few: int, subset: slice
-) -> Tensor | bool:
-    """Whether a layer's input of a subset is that of the full batch, as yet unread."""
+) -> Bool[Tensor, ""]:
+    """Return whether a layer's input of a subset is that of the full batch, without reading it."""
+    differs = torch.zeros((), dtype=torch.bool, device=x.device)
     if layout is None or not (layout.fits(x, batch) and layout.fits(x_few, few)):
-        return False
+        return differs
     a, b = layout.split(x, batch)[subset], layout.split(x_few, few)
-    return a.shape == b.shape and closeness(a, b)
+    return closeness(a, b) if a.shape == b.shape else differs
 
 
-def _read(flags: Sequence[Tensor | bool]) -> list[bool]:
-    """Read truth values all at once: on a device each look makes the host wait."""
-    tensors = [flag for flag in flags if isinstance(flag, Tensor)]
-    if not tensors:
-        return [bool(flag) for flag in flags]
-    values = iter(torch.stack([t.to(tensors[0].device) for t in tensors]).tolist())
-    return [next(values) if isinstance(flag, Tensor) else flag for flag in flags]
+def _together(flags: Sequence[Bool[Tensor, ""]]) -> Bool[Tensor, " k"]:
+    """Put truth values side by side: on a device each look makes the host wait."""
+    return torch.stack([flag.to(flags[0].device) for flag in flags])
 
 
 def _values_cannot_identify(recording: Recording, layouts: Layouts) -> bool:
@@ -88,7 +87,7 @@ def _values_cannot_identify(recording: Recording, layouts: Layouts) -> bool:
         assert layout is not None
         sample, other, *_ = layout.split(call.x, recording.batch)
         equal.append((sample == other).all())
-    return any(_read(equal))
+    return bool(equal) and unusual(_together(equal).any())
 
 
 def check_inputs(forward: Forward) -> None:
@@ -135,10 +134,9 @@ def check_owners(subject: Subject, forward: Forward, layouts: Layouts, subset: s
     for grad, (_, layout) in zip(grads, places, strict=True):
         size = forward.f.new_zeros(batch) if grad is None else layout.split(grad, batch).abs()
         reached.append(_reach(size, others))
-    flags = _read(reached)
-    if any(flags[: len(forward.edges)]):
-        raise FlatlensError(COUPLED)
-    if any(flags):
+    if reached and unusual(_together(reached).any()):
+        if any(_together(reached).tolist()[: len(forward.edges)]):
+            raise FlatlensError(COUPLED)
         raise NeedsSinglesError("rows of one sample reach the outputs of another")
 
 

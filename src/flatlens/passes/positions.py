@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flatlens import tuning
 from flatlens.algebra.buffers import Buffers
+from flatlens.algebra.looks import unusual
 from flatlens.algebra.spectra import rank_tolerance
 from flatlens.algebra.sums import largest_entry, squares, squares_fit
 from flatlens.algebra.wide_tensor import shown_wide
@@ -218,8 +219,10 @@ def widen_where_needed(
     if not narrow:
         return
     device = narrow[0][0].u.device
-    doubts = torch.stack([c.doubts(s).to(device) for c, s in narrow]).tolist()
-    for (call, _), (outside, zero) in zip(narrow, doubts, strict=True):
+    doubts = torch.stack([c.doubts(s).to(device) for c, s in narrow])
+    if not unusual(doubts.any()):
+        return
+    for (call, _), (outside, zero) in zip(narrow, doubts.tolist(), strict=True):
         if outside or (zero and call.has_vanished()):
             call.widen()
 

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from flatlens.algebra.looks import unusual
 from flatlens.algebra.sums import relative, side_by_side
 from flatlens.algebra.wide_tensor import HALF
 from flatlens.capture.no_trace import name_of
@@ -162,7 +163,7 @@ def _lacks_rank(part: InputProbe | LayerProbe) -> bool:
 
 
 def _refuse(bad: Bool[Tensor, " b"], start: int, precision: torch.dtype) -> None:
-    if not bool(bad.any()):
+    if not unusual(bad.any()):
         return
     sample = start + int(bad.nonzero()[0])
     if precision in HALF:

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from flatlens.algebra.buffers import Buffers
+from flatlens.algebra.looks import unusual
 from flatlens.algebra.wide_tensor import HALF
-from flatlens.capture.chain import Chain, find_chain
+from flatlens.capture.chain import UnreadChain, find_chain, join
 from flatlens.capture.inputs import Inputs, check_alone, check_finite, outputs
 from flatlens.capture.no_trace import original, untouched
 from flatlens.capture.recording import CapturePlan
@@ -26,6 +27,7 @@ from flatlens.capture.weights import whole_weights
 from flatlens.errors import FlatlensError
 from flatlens.passes.arrangement import Arrangement, arrange
 from flatlens.passes.assemble import assemble
+from flatlens.passes.attempts import Attempts
 from flatlens.passes.choice import Choice, choose
 from flatlens.passes.columns import ChunkColumns, ColumnTable
 from flatlens.passes.exact import Exact
@@ -144,7 +146,9 @@ class _Pass:
         arrangement: where the samples lie; None before the first batch.
         strategy: measures a chunk.
         table: the numbers so far.
-        chain: the layers and Lipschitz maps from the input to the output, for all samples so far.
+        attempts: decides when the checks of a chunk are read.
+        unchecked: a batch whose values are still to be checked, or None.
+        chains: the layers and Lipschitz maps from the input to the output, of each chunk.
         group: samples that are run together, to see that they are independent, where each one is
             measured alone.
         notes: what the user should know.
@@ -161,7 +165,9 @@ class _Pass:
         self.table = ColumnTable(subject, request.asked_norms)
         self.buffers = Buffers()
         self.M = 0
-        self.chain: Chain | None = None
+        self.attempts = Attempts()
+        self.unchecked: Inputs | None = None
+        self.chains: list[UnreadChain] = []
         self.group = 1
         self.notes: list[str] = []
 
@@ -171,8 +177,10 @@ class _Pass:
             raise FlatlensError(NO_SAMPLES)
         if self.inputs is not None:
             inputs = self.inputs.apply(inputs)
-        for t in inputs.floating:
-            check_finite(t, self.table.n, "input")
+        self.unchecked = inputs
+        if self.choice is None:
+            self._check_inputs()  # before a sample of it runs
+            self.unchecked = None
         self.table.begin_batch(inputs.n)
         try:
             self._take(inputs)
@@ -189,6 +197,8 @@ class _Pass:
         assert self.choice is not None
         assert self.inputs is not None
         inputs = self.inputs.apply(inputs)
+        if isinstance(self.strategy, SketchStrategy):
+            self.strategy.expect(inputs, self.table.n)
         size = self.choice.chunk
         for samples in _chunks(inputs.n, self.group if size == 1 else size):
             chunk = inputs.take(samples)
@@ -204,10 +214,10 @@ class _Pass:
     def _add(self, chunk: ChunkColumns) -> None:
         numbers = self.table.add(chunk)
         if chunk.chain is not None:
-            chain = replace(chunk.chain, layers=tuple(numbers[i] for i in chunk.chain.layers))
-            self.chain = chain if self.chain is None else self.chain.joined(chain)
+            layers = tuple(numbers[i] for i in chunk.chain.layers)
+            self.chains.append(replace(chunk.chain, layers=layers))
         if isinstance(self.strategy, SketchStrategy):
-            self.strategy.take_slots(numbers)
+            self.strategy.commit(numbers)
 
     def _measure_each(self, group: Inputs) -> None:
         """Measure samples one at a time; outputs of the whole group must be those of each alone."""
@@ -244,6 +254,8 @@ class _Pass:
         if not any(edge.node in solo.graph.nodes for edge in solo.edges):
             self.notes.append("no derivative by the input (detached, or under no_grad): it is 0")
         self.strategy = self._strategy(self.choice)
+        if self.make_strategy is None:  # a strategy of another door may not measure a chunk twice
+            self.attempts.begin(solo.f)
         # chunk=1 of the user measures each alone, also where samples change one another.
         # A group's forward pass keeps no activations and no rows: a few samples need about as much
         # memory as one that is measured.
@@ -273,8 +285,20 @@ class _Pass:
         self.arrangement = self.arrangement.one_at_a_time(why)
 
     def _measure(self, inputs: Inputs) -> ChunkColumns:
+        """Measure a chunk; on a device the host waits once for its checks."""
+        chunk = self.attempts.measure(partial(self._run_and_measure, inputs))
+        self.unchecked = None
+        return chunk
+
+    def _check_inputs(self) -> None:
+        """Refuse values of the batch that are not finite."""
+        for t in [] if self.unchecked is None else self.unchecked.floating:
+            check_finite(t, self.table.n, "input")
+
+    def _run_and_measure(self, inputs: Inputs) -> ChunkColumns:
         """Run a chunk, see that its samples are independent, and measure it."""
         assert self.strategy is not None
+        self._check_inputs()
         forward = self._forward(inputs)
         assert self.inputs is not None
         self.inputs.check(forward)
@@ -294,9 +318,10 @@ class _Pass:
             chunk = replace(chunk, chain=chain)
         if self.subject.dtype != torch.float64:
             self._check_digits(inputs, chunk, layouts)
+        self.table.check(chunk.columns)
         return chunk
 
-    def _chain(self, forward: Forward, layouts: Layouts) -> Chain | None:
+    def _chain(self, forward: Forward, layouts: Layouts) -> UnreadChain | None:
         """See whether the network is a chain of layers and Lipschitz maps."""
         if self.request.root is not None or CHAIN not in self.request.needs:
             return None  # of R^T f nothing is known
@@ -308,10 +333,9 @@ class _Pass:
         check_not_vanishing(chunk, self.table.n, self.subject.dtype)
         small = small_derivatives(chunk, self.subject.dtype)
         zero = zero_samples(chunk)
-        some_small, some_zero = torch.stack([small.any(), zero.to(small.device).any()]).tolist()
-        if some_small:
+        if unusual(small.any()):
             check_linear(self._forward(inputs), small, self.table.n)
-        if some_zero:
+        if unusual(zero.any()):
             assert self.arrangement is not None
             plan, start = self.arrangement.plan, self.table.n
             if self.subject.half is None:
@@ -344,7 +368,7 @@ class _Pass:
             them = "it" if len(probe.unmeasured) == 1 else "them"
             self.notes.append(f"{missing}: NMLS and the sums over layers leave {them} out")
         asked = self.request.asked
-        probe = replace(probe, inputs=self.inputs.names, chain=self.chain, asked=asked)
+        probe = replace(probe, inputs=self.inputs.names, chain=join(self.chains), asked=asked)
         check_squares(probe)
         if tiny := without_squares(probe):
             self.notes.append(f"{tiny}: such squares count as 0, and no inequality applies")

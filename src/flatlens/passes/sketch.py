@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -72,6 +72,23 @@ def plain_kernels(on: bool = True) -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True)
+class _ChunkEstimate:
+    """What a chunk says of its standard errors.
+
+    Attributes:
+        replicates: sums over its samples, by direction.
+        moments: mean of the sharpness over directions and its variance; None where not asked for.
+        spread: summed squared standard errors of the samples' participation ratios.
+        converged: whether every largest singular value met the tolerance, on its device.
+    """
+
+    replicates: Replicates
+    moments: tuple[float, float] | None = None
+    spread: Tensor | None = None
+    converged: Tensor | None = None
+
+
 class SketchStrategy:
     """The strategy that estimates.
 
@@ -87,9 +104,17 @@ class SketchStrategy:
         self.needs = _needs_of_a_sketch(request)
         self.products = products
         self.streams = SampleStreams(request.sketch.seed)
-        self.replicates: list[Replicates] = []  # one per chunk
-        self.spread = 0.0  # summed squared standard errors of the samples' participation ratios
-        self.converged = True
+        self.chunks: list[_ChunkEstimate] = []
+        self._latest: _ChunkEstimate | None = None  # of the chunk that was measured last
+
+    @property
+    def replicates(self) -> list[Replicates]:
+        """Sums over samples by direction, of each chunk."""
+        return [chunk.replicates for chunk in self.chunks]
+
+    def expect(self, inputs: Inputs, start: int) -> None:
+        """Read a batch whose first sample has the number ``start``: it seeds its directions."""
+        self.streams.expect(inputs, start)
 
     def run(self, inputs: Inputs, plan: CapturePlan, start: int = 0) -> Forward:
         """Run the network once, with kernels that have a second derivative."""
@@ -98,17 +123,18 @@ class SketchStrategy:
 
     def measure(self, inputs: Inputs, forward: Forward, layouts: Layouts) -> ChunkColumns:
         """Estimate the samples of one forward pass."""
-        setup, signs = self.set_up(inputs, forward, layouts)
-        chunk = self.means(setup, signs)
+        setup, signs = self.set_up(forward, layouts)
+        chunk, estimate = self.means(setup, signs)
         columns = {k: v for k, v in chunk.columns.items() if over_directions(k) != "spectrum"}
         if self.needs & BY_LANCZOS:
             spectra = SpectrumFinder(setup, signs, self.request.sketch, self.needs)
-            self.spread += float(spectra.spread.sum())
-            self.converged = self.converged and spectra.converged
+            spread, converged = spectra.spread.sum(), spectra.converged
+            estimate = replace(estimate, spread=spread, converged=converged)
             columns |= spectra.columns
+        self._latest = estimate
         return replace(chunk, columns=columns)
 
-    def set_up(self, inputs: Inputs, forward: Forward, layouts: Layouts) -> tuple[Setup, Signs]:
+    def set_up(self, forward: Forward, layouts: Layouts) -> tuple[Setup, Signs]:
         """Plan a chunk for one direction at a time, and draw from every sample's own stream."""
         f = forward.f
         setup = set_up(
@@ -118,14 +144,15 @@ class SketchStrategy:
         )  # fmt: skip
         root = self.request.root
         products = None if root is None else root.products(f.detach(), forward.samples)
-        signs = Signs(f, self.streams.of(inputs), products)
+        signs = Signs(f, self.streams.of(forward.samples), products)
         return setup, signs
 
     # -- means over directions -------------------------------------------------------------------
 
-    def means(self, setup: Setup, signs: Signs) -> ChunkColumns:
+    def means(self, setup: Setup, signs: Signs) -> tuple[ChunkColumns, _ChunkEstimate]:
         """Average over directions; sums over samples are remembered by direction."""
         replicates, sums, needs = Replicates(), _Sums(), self.needs
+        rtol = self.request.sketch.rtol
         at_a_time = self.request.sketch.directions
         while True:
             for _ in range(at_a_time):
@@ -137,59 +164,74 @@ class SketchStrategy:
                 if not needs & OVER_DIRECTIONS:
                     signs.skip(at_a_time - 1)  # Lanczos starts from the same numbers as always
                     break
-            wanted = self._directions_needed(replicates)
-            if wanted >= self.products and not self.replicates:
+            if rtol is None:
+                return sums.mean(), _ChunkEstimate(replicates)
+            total = replicates.sharpness()
+            mean, variance = torch.stack([total.mean(), total.var()]).tolist()
+            moments = (mean, variance / len(total))
+            wanted = self._directions_needed(mean, variance, plain_rtol(rtol, len(total)))
+            if wanted >= self.products and not self.chunks:
                 raise ExactIsCheaperError(round(wanted))
             if wanted <= sums.count or sums.count + at_a_time > self.limit:
-                break
-        self.replicates.append(replicates)
-        return sums.mean()
+                return sums.mean(), _ChunkEstimate(replicates, moments)
 
     @property
     def limit(self) -> int:
         """Most directions per chunk."""
         return min(MAX_DIRECTIONS, self.products)
 
-    def _directions_needed(self, replicates: Replicates) -> float:
-        """About how many directions of this chunk make all samples so far known to rtol."""
-        rtol = self.request.sketch.rtol
-        if rtol is None:
-            return 0.0
-        total = replicates.sharpness()
-        variance = float(total.var())
-        before = [r.sharpness() for r in self.replicates]
-        mean = sum(float(t.mean()) for t in before) + float(total.mean())
-        known = sum(float(t.var()) / len(t) for t in before)
-        target = (plain_rtol(rtol, len(total)) * mean) ** 2 - known
+    def _directions_needed(self, mean: float, variance: float, rtol: float) -> float:
+        """About how many directions of this chunk make all samples so far known to ``rtol``.
+
+        Args:
+            mean: mean of the chunk's sharpness over directions, summed over samples.
+            variance: its variance over directions.
+            rtol: the relative standard error that is asked for.
+        """
+        before = [chunk.moments for chunk in self.chunks if chunk.moments is not None]
+        mean = sum(mean for mean, _ in before) + mean
+        known = sum(squared_error for _, squared_error in before)
+        target = (rtol * mean) ** 2 - known
         if variance == 0:
             return 0.0
         return max(float(FEWEST), variance / target) if target > 0 else np.inf
 
-    def take_slots(self, numbers: list[int]) -> None:
-        """Learn the slot of each call of the chunk that was measured last."""
-        self.replicates[-1].count_layers_by_slot(numbers)
+    def commit(self, numbers: list[int]) -> None:
+        """Count the chunk that was measured last; ``numbers`` has the slot of each of its calls."""
+        assert self._latest is not None
+        self._latest.replicates.count_layers_by_slot(numbers)
+        self.chunks.append(self._latest)
+        self._latest = None
 
     # -- standard errors -------------------------------------------------------------------------
 
     def with_errors(self, probe: Probe) -> Probe:
         """Add the standard errors of what was estimated."""
         notes, options = [], self.request.sketch
-        errors = network_errors(probe, self.replicates, self.spread, self.needs)
+        replicates = self.replicates
+        spread, converged = self._spectra()
+        errors = network_errors(probe, replicates, spread, self.needs)
         S = float(sharpness.samples(probe).mean())
         if options.rtol is not None and errors["sharpness"] > options.rtol * S:
             most = counted(self.limit, "direction")
             notes.append(f"rtol={options.rtol} was not met within {most}")
-        if not self.converged:
+        if not converged:
             notes.append(
                 f"Lanczos did not meet tolerance={options.tolerance} in "
                 f"{sketched_spectra.MAX_STEPS} steps: largest singular values are lower ends"
             )
         directions = options.directions
         if self.needs & OVER_DIRECTIONS:
-            directions = min(r.count for r in self.replicates)
-        layers = layer_errors(probe, self.replicates)
-        result = Sketch(directions, options.seed, errors, layers, self.converged)
+            directions = min(r.count for r in replicates)
+        layers = layer_errors(probe, replicates)
+        result = Sketch(directions, options.seed, errors, layers, converged)
         return replace(probe, sketch=result).with_notes(*notes)
+
+    def _spectra(self) -> tuple[float, bool]:
+        """Return the summed spread of all chunks, and whether all singular values converged."""
+        spread = sum(chunk.spread for chunk in self.chunks if chunk.spread is not None)
+        flags = [chunk.converged for chunk in self.chunks if chunk.converged is not None]
+        return float(spread), not flags or bool(torch.stack(flags).all())
 
 
 def _needs_of_a_sketch(request: Request) -> frozenset[str]:

@@ -37,14 +37,14 @@ class SpectrumFinder:
     Attributes:
         columns: what was found, by key.
         spread: squared standard error of each sample's participation ratio at the input.
-        converged: whether every largest singular value met the tolerance.
+        converged: whether every largest singular value met the tolerance, on its device.
     """
 
     def __init__(
         self, setup: Setup, signs: Signs, options: SketchOptions, needs: frozenset[str]
     ) -> None:
         self.setup, self.signs, self.options, self.needs = setup, signs, options, needs
-        self.converged = True
+        self.converged = torch.ones((), dtype=torch.bool, device=setup.f.device)
         at_layers = options.layers and LAYER_TOPS in needs
         v0 = signs.to_outputs(signs.next()).requires_grad_()
         plan = setup.plan
@@ -113,7 +113,7 @@ class SpectrumFinder:
 
         start, tolerance = self.signs.next(), self.options.tolerance
         result = top_singular(product, start, top, tolerance, MAX_STEPS)
-        self.converged = self.converged and bool(result.converged.all())
+        self.converged = self.converged & result.converged.all()
         limit = rank_tolerance(self.setup.forward.precision, *shape)
         values = _small_values(result.values / gram.scale[:, None], looked, gram, limit)
         looked.clear()
@@ -233,6 +233,8 @@ def _small_values(
     and values below ``tolerance`` of the largest are zero (theory 3). The others are lower ends:
     below 1e-7 of the largest (float32: 1e-3) Lanczos may not have met all of their vectors.
     """
+    if values.shape[1] == 1:
+        return values
     poor = values[:, -1] < torch.finfo(gram.precision).eps ** 0.25 * values[:, 0]
     if not bool(poor.any()):
         return values

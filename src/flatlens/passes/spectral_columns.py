@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from flatlens.algebra.looks import unusual
 from flatlens.algebra.spectra import largest_singular_value, singular_values, spectral_norm
 from flatlens.algebra.sums import out_of_range, relative, side_by_side
 from flatlens.capture.inputs import check_finite
@@ -129,7 +130,7 @@ class SpectralColumns:
             if spectrum is not None:
                 what = f"gradient at the input of layer {i} ({positions.layer.kind})"
                 tops.append((what, spectrum[0][:, 0]))
-        if tops and not bool(torch.isfinite(torch.stack([top for _, top in tops])).all()):
+        if tops and unusual(~torch.isfinite(torch.stack([top for _, top in tops])).all()):
             for what, top in tops:
                 check_finite(top[:, None], self.setup.forward.start, what)
 

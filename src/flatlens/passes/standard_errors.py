@@ -124,22 +124,26 @@ def _normalized_error(p: Probe, replicates: Sequence[Replicates]) -> float:
     roots = [
         float(np.sqrt((k**2 * q.grad_weight).mean())) for k, q in zip(norms, p.layers, strict=True)
     ]
-    variance, start = 0.0, 0
+    totals, start = [], 0
     for chunk in replicates:  # all samples of a chunk use the same weights
         slopes: dict[Key, float] = {
             ("layer", i, "grad_weight"): float(0.5 * k[start] ** 2 / root)
             for i, (k, root) in enumerate(zip(norms, roots, strict=True))
             if root > 0
         }
-        variance += _error(slopes, [chunk], 1) ** 2
+        totals.append(chunk.total(slopes))
         start += chunk.samples
+    variance = 0.0
+    for squared_error in _squared_errors(totals):
+        variance += squared_error
     return variance**0.5 / p.n
 
 
 def _mean_error(weights: Mapping[Key, float], replicates: Sequence[Replicates], n: int) -> float:
     """The standard error of sum_k weight_k mean_i column_k, which is a mean of squares."""
     totals = [total for r in replicates if (total := r.total(weights)) is not None]
-    value = sum(float(total.mean()) for total in totals) / n
+    means = torch.stack([total.mean() for total in totals]).tolist() if totals else []
+    value = sum(means) / n
     return log_scale_error(value, _error(weights, replicates, n), _fewest(replicates))
 
 
@@ -151,8 +155,16 @@ def _fewest(replicates: Sequence[Replicates]) -> int:
 def _error(weights: Mapping[Key, float], replicates: Sequence[Replicates], n: int) -> float:
     """The plain standard error of sum_k weight_k mean_i column_k."""
     variance = 0.0
-    for chunk in replicates:
-        total = chunk.total(weights)
-        if total is not None:
-            variance += float(total.var()) / len(total)
+    for squared_error in _squared_errors([chunk.total(weights) for chunk in replicates]):
+        variance += squared_error
     return variance**0.5 / n
+
+
+def _squared_errors(totals: Sequence[Tensor | None]) -> list[float]:
+    """The squared standard error of each total over directions; the host waits once for all."""
+    present = [total for total in totals if total is not None]
+    if not present:
+        return []
+    variances = torch.stack([total.var() for total in present]).tolist()
+    pairs = zip(variances, present, strict=True)
+    return [variance / len(total) for variance, total in pairs]

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from flatlens.algebra.looks import unusual
 from flatlens.algebra.weight_gradients import CANCELLED, weight_gradient
 from flatlens.capture.recording import Lookup
 from flatlens.passes.positions import Positions
@@ -51,7 +52,7 @@ def tied_share(p: Tensor, calls: Sequence[Positions], looked_up: LookedUp, table
     lost = (plain < limit * (table[0] + layers.plain)) | (
         adaptive < limit * (table[1] + layers.adaptive)
     )
-    if bool(lost.any()):
+    if unusual(lost.any()):
         _form(p, calls, looked_up, lost, (plain, adaptive))
     return plain, adaptive
 

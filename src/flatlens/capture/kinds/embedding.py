@@ -56,8 +56,10 @@ def _sample_dim(input: Tensor, token: Tensor) -> int | None:
     """
     if input.numel() != token.numel():
         return None
-    moved = [d for d in range(1, input.dim()) if input.movedim(d, 0).shape == token.shape]
     is_view = input.data_ptr() == token.data_ptr()
+    if is_view and input.shape == token.shape and input.stride() == token.stride():
+        return 0
+    moved = [d for d in range(1, input.dim()) if input.movedim(d, 0).shape == token.shape]
     for d in moved:
         view = input.detach().movedim(d, 0)
         if view.stride() == token.stride() if is_view else torch.equal(view, token):
