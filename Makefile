@@ -29,12 +29,14 @@ test-fast: $(VENV)/.test
 
 # The tests of the core with the lowest versions that pyproject.toml declares, in an environment of
 # its own. torch comes first: pip tries for an hour to find packages that fit all of them at once.
-# Old packages warn beside newer ones that they depend on, so such warnings are no errors here.
+# Old packages warn beside newer ones that they depend on, so such warnings are no errors here. Shapes
+# are not checked: the lowest jaxtyping also checks the functions that check their arguments themselves.
 test-lowest: | python
 	$(PYTHON) -m venv build/lowest
 	$(LOWEST) $$($(PYTHON) tests/lowest_versions.py | tr ' ' '\n' | grep '^torch=')
 	$(LOWEST) $$($(PYTHON) tests/lowest_versions.py pytest hypothesis beartype) -e .
-	OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest -q -W ignore::DeprecationWarning $(CORE_TESTS)
+	OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest -q -W ignore::DeprecationWarning \
+	  -o addopts=--doctest-modules $(CORE_TESTS)
 
 # The site, in docs/_build/html. Runs every code cell; a warning, a failing cell or a link that leads
 # nowhere fails the build.
