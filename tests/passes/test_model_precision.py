@@ -199,6 +199,21 @@ def test_a_derivative_that_cancels_is_refused():
         fl.measure(model, x, precision="model")
 
 
+class Inverse(nn.Module):
+    """Inverts a matrix, which torch does not do in half precision."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.inv(x.unflatten(1, (2, 2))).flatten(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_an_operation_that_does_not_know_the_precision_is_told_with_the_advice(dtype):
+    net = nn.Sequential(nn.Linear(3, 4), Inverse()).to(dtype)
+    with pytest.raises(fl.FlatlensError, match=r"does not run in b?float16 here.*\"wide\""):
+        fl.measure(net, torch.randn(2, 3), precision="model")
+    assert fl.measure(net, torch.randn(2, 3)).probe.dtype == torch.float32
+
+
 class Mixed(nn.Module):
     """A norm layer in float32 inside a network in bfloat16, as large models keep it."""
 

@@ -17,6 +17,7 @@ from flatlens.passes.precision import NeedsFloat64Error
 from flatlens.passes.request import Precision
 from flatlens.probes import Probe
 
+TORCH_NAMES = ("Half", "BFloat16")  # how torch calls a precision that an operation does not know
 # Measures a model in a precision; with notes its inputs are brought to that precision.
 Attempt = Callable[[nn.Module, torch.dtype, list[str]], Probe]
 
@@ -59,7 +60,7 @@ def _in_half(model: nn.Module, half: torch.dtype, attempt: Attempt) -> Probe:
             'precision="wide", which computes in float32, or remove the sample'
         ) from error
     except (FlatlensError, RuntimeError) as error:
-        if "not implemented for" not in str(error):
+        if not any(word in str(error) for word in TORCH_NAMES):
             raise
         raise FlatlensError(
             f"the network does not run in {name} here ({first_line(error)}); use the default, "
