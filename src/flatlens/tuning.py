@@ -16,8 +16,10 @@ FEWEST_BLOCK_INPUTS = 128
 
 # -- buffers -------------------------------------------------------------------------------------
 
-HUGE_PAGE_BYTES = 4 << 20  # from this size on numpy asks the system for huge pages
+LARGEST_BUFFER_LEFT_BYTES = 4 << 20  # of the buffers that stay allocated
 MOST_BUFFER_BYTES_LEFT = 32 << 20  # buffers that stay allocated between two measurements
+# The C library of Linux keeps freed blocks of at most 32 MiB, once a block of their size was freed.
+BLOCK_TO_FREE_BYTES = 30 << 20
 
 # -- chunks of samples ---------------------------------------------------------------------------
 

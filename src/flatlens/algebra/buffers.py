@@ -1,9 +1,15 @@
 """Memory that is reused from chunk to chunk. It serves speed alone: any fresh tensor would do.
 
-On a CPU numpy allocates the large buffers, because it asks the system for huge pages: the first
-touch of 64 MiB takes 10 ms where torch's memory takes 38 ms. Small buffers stay for the next
-measurement. Where the allocator has returned them to the system, touching them again takes a sixth
-of the time of a whole measurement of the paper's MLP.
+On a CPU the memory of torch comes from the C library. That of Linux returns every freed block above
+a threshold to the system, and touching it again costs page faults. The threshold grows with the
+blocks that are freed (mallopt(3), M_MMAP_THRESHOLD). One large block that is freed untouched sets
+it at once, and costs nothing. Later measurements of the paper's networks then have no page faults.
+
+The largest buffers lie above any threshold. numpy allocates them, because it asks the system for
+huge pages: the first touch of 64 MiB takes 10 ms where torch's memory takes 38 ms. Smaller buffers
+do not ask for them. Where free memory is in pieces, the system has to make huge pages first: that
+took the first measurement of the paper's LeNet 200 ms longer. Small buffers stay for the next
+measurement, whatever the C library does.
 """
 
 from __future__ import annotations
@@ -29,13 +35,14 @@ class Buffers:
             self._by_key = self._left.pop()  # one step, because threads may measure side by side
         except IndexError:
             self._by_key = {}
+            torch.empty(tuning.BLOCK_TO_FREE_BYTES, dtype=torch.uint8, device="cpu")
 
     def leave(self) -> None:
         """Leave the small buffers for the next measurement."""
         small = {
             key: t
             for key, t in self._by_key.items()
-            if t.device.type == "cpu" and t.nbytes < tuning.HUGE_PAGE_BYTES
+            if t.device.type == "cpu" and t.nbytes < tuning.LARGEST_BUFFER_LEFT_BYTES
         }
         if sum(t.nbytes for t in small.values()) <= tuning.MOST_BUFFER_BYTES_LEFT:
             self._left[:] = [small]
@@ -50,9 +57,9 @@ class Buffers:
 
 
 def _allocate(size: int, like: Tensor) -> Tensor:
-    if like.device.type != "cpu":
-        return like.new_empty(size)
     need = size * like.element_size()
+    if like.device.type != "cpu" or need <= tuning.BLOCK_TO_FREE_BYTES:
+        return like.new_empty(size)
     memory = np.empty(need + 64, np.uint8)
     start = -memory.ctypes.data % 64  # aligned, as torch's own memory is
     return torch.from_numpy(memory[start : start + need]).view(like.dtype)
