@@ -429,10 +429,9 @@ def _joined_sketch(probes: tuple[Probe, ...], names: list[str], n: np.ndarray) -
     def joined(errors: list[dict[str, float]], samples: list[float]) -> dict[str, float]:
         total = sum(samples)
         terms = list(zip(samples, errors, strict=True))
-        names = dict.fromkeys(name for e in errors for name in e)  # some shares may have more
         return {
             name: float(np.sqrt(sum((k / total * e.get(name, 0.0)) ** 2 for k, e in terms)))
-            for name in names
+            for name in dict.fromkeys(name for e in errors for name in e)  # shares may differ
         }
 
     by_layer: dict[str, list[tuple[dict[str, float], float]]] = {name: [] for name in names}

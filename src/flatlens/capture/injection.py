@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
 def node_number(node: Node | None) -> int:
     """Return the number that torch gave to an autograd node when it was made."""
-    number: int = -1 if node is None else node._sequence_nr()  # type: ignore[attr-defined]
+    number: int = -1 if node is None else node._sequence_nr()
     return number
 
 

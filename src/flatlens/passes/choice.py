@@ -17,7 +17,7 @@ from flatlens.capture.recording import Recording
 from flatlens.errors import FlatlensError
 from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.head import head_width
-from flatlens.passes.kernels import Kernels, choose_kernels
+from flatlens.passes.kernels import PLAIN, Kernels, choose_kernels
 from flatlens.passes.needs import AT_THE_INPUT
 from flatlens.passes.request import Request
 
@@ -40,7 +40,7 @@ class Choice:
     rows_at_once: int
     products: int
     why: str = ""
-    kernels: Kernels = Kernels()
+    kernels: Kernels = PLAIN
 
 
 @dataclass(frozen=True)

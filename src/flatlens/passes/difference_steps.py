@@ -83,7 +83,10 @@ class Differences:
     """
 
     def __init__(
-        self, f: Float[Tensor, "b N"], replay: Callable[[Mapping[Place, Change]], Tensor], aim: float
+        self,
+        f: Float[Tensor, "b N"],
+        replay: Callable[[Mapping[Place, Change]], Tensor],
+        aim: float,
     ) -> None:
         self.f, self.replay, self.aim = f, replay, aim
         self._steps: dict[tuple[Place, ...], Step] = {}
@@ -105,15 +108,16 @@ class Differences:
         self, key: tuple[Place, ...], moved: Sequence[Moved], g: Sequence[Tensor], judge: Judge
     ) -> Outcome:
         """Take the first product, and remember the step that was best for each sample."""
+        # Rounding of f grows as the step shrinks: eps^(1/2) and eps^(1/3) balance the two errors.
         eps = torch.finfo(self.f.dtype).eps
-        usual = self.f.new_full((len(self.f),), 4 * eps**0.5, dtype=torch.float64)
+        usual = self.f.new_full((len(self.f),), eps**0.5, dtype=torch.float64)
         self._steps[key] = Step(False, usual)
         best = judge(self._product(moved, g, self._steps[key]))
         if bool((best.relative <= self.aim).all()):
             return best
         lengths = usual
         for factor in STEP_FACTORS:
-            step = Step(True, torch.full_like(usual, factor * 4 * eps ** (1 / 3)))
+            step = Step(True, torch.full_like(usual, factor * eps ** (1 / 3)))
             outcome = judge(self._product(moved, g, step))
             lengths = torch.where(outcome.relative < best.relative, step.relative, lengths)
             best = best.best_of(outcome)

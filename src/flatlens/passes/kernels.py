@@ -40,6 +40,9 @@ class Kernels:
             yield
 
 
+PLAIN = Kernels()
+
+
 def choose_kernels(
     scores: int, dtype: torch.dtype, samples: int, memory: int | None = None
 ) -> Kernels:
@@ -60,13 +63,13 @@ def choose_kernels(
     False
     """
     if not scores:
-        return Kernels()
+        return PLAIN
     if not torch.backends.cuda.math_sdp_enabled():
         return Kernels(False, "attention keeps its own kernel: the plain kernel is switched off")
     size = COPIES * scores * (torch.finfo(dtype).bits // 8) * samples
     limit = MOST_SCORE_BYTES if memory is None else memory
     if size <= limit:
-        return Kernels()
+        return PLAIN
     return Kernels(
         False,
         f"attention keeps its own kernel: scores of the plain one need about {size:,} bytes, "

@@ -32,7 +32,7 @@ from flatlens.passes.directions import SampleStreams, Signs
 from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.forward_products import Way
 from flatlens.passes.independence import Layouts
-from flatlens.passes.kernels import Kernels
+from flatlens.passes.kernels import PLAIN, Kernels
 from flatlens.passes.layer_columns import all_columns
 from flatlens.passes.needs import (
     BACK_TO_PARAMETERS,
@@ -86,7 +86,7 @@ class SketchStrategy:
         request: Request,
         buffers: Buffers,
         products: int,
-        kernels: Kernels = Kernels(),  # noqa: B008 (a frozen value)
+        kernels: Kernels = PLAIN,
     ) -> None:
         self.subject, self.request, self.buffers = subject, request, buffers
         self.kernels, self.way = kernels, Way()

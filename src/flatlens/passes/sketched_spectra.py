@@ -5,14 +5,13 @@ A from ``forward_products``. The participation ratio is (tr G)^2 / tr G^2 of G =
 random directions.
 
 Where products have an error, Lanczos finds the space and gradients alone give the values: for unit
-vectors u, ||A^T u|| never exceeds the largest singular value. The products of Lanczos are then those
-of A A^T + E, so that sigma^2 is known up to ||E||, which is at most the root of the summed squared
-errors of the products.
+vectors u, ||A^T u|| never exceeds the largest singular value. Lanczos then sees A A^T + E, so that
+sigma^2 is known up to ||E||, which is at most the root of the products' summed squared errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -170,6 +169,7 @@ class GramProduct:
         self.scale = setup.f.new_ones(setup.batch, dtype=torch.float64)
         self.errors: list[Tensor] = []
         self._scaled = False
+        self._compared = False
 
     def __call__(self, v: Tensor) -> Tensor:
         if not self.edges:
@@ -181,16 +181,29 @@ class GramProduct:
             self._scaled = True
         factors = self.scale.to(v)
         g = tuple(times_per_sample(t, layout, factors) for t, layout in self._with_layouts(g))
-        w, error = self.products.times(self.numbers, g)
-        # A second derivative can be NaN where the first one is finite.
-        check_finite(w, self.start, f"{self.products.way.name} (Lanczos needs it)")
-        w = self.signs.from_outputs(w) * factors[:, None]
+        w, error = self._times(g, factors)
+        if error is None and not self._compared:
+            self._compared = True
+            if not self.products.second_derivative_agrees(v, w, self._energy(g)):
+                w, error = self._times(g, factors)
         if error is None:
             return w
         self.errors.append(error * self.scale)
+        return _exact_along(v, w, self._energy(g))
+
+    def _times(self, g: Sequence[Tensor], factors: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A g with R^T of a loss, and its error; None where that is rounding."""
+        w, error = self.products.times(self.numbers, g)
+        # A second derivative can be NaN where the first one is finite.
+        check_finite(w, self.start, f"{self.products.way.name} (Lanczos needs it)")
+        return self.signs.from_outputs(w) * factors[:, None], error
+
+    def _energy(self, g: Sequence[Tensor]) -> Float[Tensor, " b"]:
+        """||g||^2 of each sample."""
         pairs = self._with_layouts(g)
-        energy = [split(t, k, len(v)).flatten(1).double().square().sum(1) for t, k in pairs]
-        return _exact_along(v, w, torch.stack(energy).sum(0))
+        batch = len(self.scale)
+        energy = [split(t, k, batch).flatten(1).double().square().sum(1) for t, k in pairs]
+        return torch.stack(energy).sum(0)
 
     def error_norm(self) -> Float[Tensor, " b"]:
         """At most how far the operator of all products so far is from A A^T, in norm."""
@@ -203,7 +216,7 @@ class GramProduct:
         pairs = self._with_layouts(self._onto(v))
         return side_by_side([split(g, layout, len(v)).flatten(1) for g, layout in pairs])
 
-    def _with_layouts(self, grads: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, Layout | None]]:
+    def _with_layouts(self, grads: Sequence[Tensor]) -> Iterator[tuple[Tensor, Layout | None]]:
         return zip(grads, self.layouts, strict=True)
 
     def _onto(self, v: Tensor) -> tuple[Tensor, ...]:
