@@ -2,8 +2,9 @@
 
 A *place* names a tensor of one forward pass so that it can be recognised in the next one. The
 passes run the same operations, so a tensor is known by the number of the autograd node that made
-it, counted from the start of the pass. Two kinds of tensors have no such node: an embedding of a
-frozen table, and a constant that feeds a layer. They are counted.
+it, counted from the start of the pass. A parameter has no such node and is the same in all passes.
+Two kinds of tensors are new leaves in each pass, and are counted: the embedding of an integer input
+by a frozen table, and a constant that feeds a layer.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from flatlens.capture.inputs import Inputs
@@ -26,11 +28,11 @@ class Place(NamedTuple):
 
     Attributes:
         kind: how it is recognised.
-        number: of its node, of the embedding, or of the constant.
+        number: of its node, of the embedding, or of the constant; the id of a parameter.
         output: which result of the node it is.
     """
 
-    kind: Literal["node", "embedding", "constant"]
+    kind: Literal["node", "parameter", "embedding", "constant"]
     number: int
     output: int = 0
 
@@ -52,9 +54,11 @@ def place_of(edge: GradientEdge, start: int) -> Place:
     """Return the place of the tensor that an edge stands for.
 
     Args:
-        edge: an edge of a node that is no leaf.
+        edge: an edge of a node, or of a parameter.
         start: the number of the first node of the forward pass.
     """
+    if hasattr(edge.node, "variable"):
+        return Place("parameter", id(edge.node.variable))
     return Place("node", node_number(edge.node) - start, edge.output_nr)
 
 
@@ -129,12 +133,25 @@ class Injection:
         return changed
 
     def _change_of(self, t: Tensor) -> Change | None:
-        if t.grad_fn is None:
+        if not (t.requires_grad and self.pending):
             return None
-        return self.pending.pop(
-            Place("node", node_number(t.grad_fn) - self._start, t.output_nr), None
-        )
+        if t.grad_fn is None:
+            return self.pending.pop(Place("parameter", id(t)), None)
+        number = node_number(t.grad_fn) - self._start
+        return self.pending.pop(Place("node", number, t.output_nr), None)
 
     def _counted(self, place: Place, t: Tensor) -> Tensor:
         change = self.pending.pop(place, None)
         return t if change is None else change(t)
+
+
+class InjectionMode(TorchFunctionMode):
+    """Shows every function that runs inside this mode to an injection."""
+
+    def __init__(self, injection: Injection) -> None:
+        super().__init__()
+        self.injection = injection
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = self.injection.arguments((args, kwargs or {}))
+        return self.injection.result(func(*args, **kwargs))

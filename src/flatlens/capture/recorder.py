@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
-from flatlens.capture.injection import Injection
+from flatlens.capture.injection import InjectionMode, Injection
 from flatlens.capture.kinds import BY_NAME, HANDLERS
 from flatlens.capture.kinds.attention import REENTERED, note_scores, reenter
 from flatlens.capture.kinds.embedding import note_derived
@@ -67,7 +67,15 @@ class Recorder(TorchFunctionMode):
         if handler is None:
             result = func(*args, **kwargs)
         else:
-            result = handler(self.recording, func, args, kwargs)
+            result = self._handled(handler, func, args, kwargs)
         if self.recording.tokens:
             note_derived(self.recording, result, args)
         return result
+
+    def _handled(self, handler: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        """Let a kind of layer run a function; an injection sees what runs inside (recurrence)."""
+        injection = self.recording.injection
+        if injection is None:
+            return handler(self.recording, func, args, kwargs)
+        with InjectionMode(injection):
+            return handler(self.recording, func, args, kwargs)

@@ -134,7 +134,8 @@ class AdjointCheck:
                 setup.f, edges, direction, retain_graph=True, allow_unused=True
             )
             self.directions.append(direction)
-            self.gradients.append(dict(zip(tensors, grads, strict=True)))
+            detached = (None if grad is None else grad.detach() for grad in grads)
+            self.gradients.append(dict(zip(tensors, detached, strict=True)))
 
     def alive(self, k: int) -> bool:
         """Whether the outputs depend on the tensor at an edge."""

@@ -213,7 +213,7 @@ class GramProduct:
 
     def jacobian_rows(self, v: Tensor) -> Tensor:
         """A^T v of each sample, [b, entries]."""
-        pairs = self._with_layouts(self._onto(v))
+        pairs = self._with_layouts(tuple(t.detach() for t in self._onto(v)))
         return side_by_side([split(g, layout, len(v)).flatten(1) for g, layout in pairs])
 
     def _with_layouts(self, grads: Sequence[Tensor]) -> Iterator[tuple[Tensor, Layout | None]]:
