@@ -10,9 +10,10 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
-from traps import Case, Net, enter, made
+from traps import ZOO, Case, Net, enter, made
 
 import flatlens as fl
+from flatlens.capture.inputs import select_output
 from flatlens.passes import forward
 from flatlens.passes.forward_products import Way
 from flatlens.passes.kernels import choose_kernels
@@ -229,7 +230,8 @@ def assert_covers(p, exact: dict, tolerance=FINE):
         value, want = getattr(fl, name)(p), exact[name]
         assert abs(value - want) <= QUANTILE * error + tolerance * abs(want), name
     for name in ("mls", "nmls", "nmls_through", "normalized_mls"):
-        assert name in p.sketch.errors
+        value, want = getattr(fl, name)(p), exact[name]
+        assert abs(value - want) <= 2 * p.sketch.errors[name] + 1e-12 * want, name
         np.testing.assert_allclose(getattr(fl, name)(p), exact[name], rtol=tolerance, err_msg=name)
 
 
@@ -253,7 +255,8 @@ def test_float32_within_the_default_tolerance(name):
     assert p.dtype == torch.float32
     assert_covers(p, exact, 1e-3)
     error = p.sketch.errors["mls"]
-    assert error < 5e-3 * fl.mls(p)
+    assert error < 1e-2 * fl.mls(p)
+    assert abs(fl.mls(p) - exact["mls"]) <= error
     assert fl.mls(p) <= exact["mls"] * (1 + 1e-5)  # gradients give the value: never above
 
 
@@ -268,8 +271,9 @@ def test_a_loss():
     assert m["mls_se"] > 0
 
 
+@pytest.mark.slow
 def test_chunks_change_nothing():
-    case = NETWORKS["skip_beside_a_layer"]()
+    case = NETWORKS["reads_before_the_layer_does"]()
     whole, single = sketched(case), sketched(case, chunk=1)
     for name in ("mls", "nmls", "local_dimension", "sharpness"):
         np.testing.assert_allclose(getattr(fl, name)(single), getattr(fl, name)(whole), rtol=1e-6)
@@ -310,8 +314,11 @@ def test_the_way_is_noted_with_its_reason(name, way):
 
 
 def test_forward_mode_is_right_to_rounding():
-    p = sketched(NETWORKS["forward_mode_only"]())
-    assert p.sketch.errors["mls"] < 1e-14 * fl.mls(p)
+    case = NETWORKS["forward_mode_only"]()
+    twice = Net(lambda s, x: s.b(torch.tanh(s.a(x))), a=case.model.a, b=case.model.b)
+    p, want = sketched(case), sketched(Case(twice, case.x))
+    for name in ("mls", "nmls", "local_dimension"):
+        assert getattr(fl, name)(p) == pytest.approx(getattr(fl, name)(want), rel=1e-11), name
 
 
 def test_a_network_with_second_derivatives_says_nothing():
@@ -320,6 +327,36 @@ def test_a_network_with_second_derivatives_says_nothing():
     p = sketched(Case(model, torch.randn(3, 6, dtype=torch.float64)))
     assert not notes_of_lanczos(p)
     assert not {"mls", "nmls"} & set(p.sketch.errors)
+
+
+TRAPS = [
+    "inplace_scale_of_tokens_that_a_frozen_layer_read",
+    "weight_that_is_also_the_input_of_a_layer",
+    "gru",
+    "attention_self_fused",
+    "residual",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["forward mode", "differences"])
+@pytest.mark.parametrize("name", TRAPS)
+def test_every_way_gives_the_numbers_of_second_derivatives(monkeypatch, name, way):
+    case = ZOO[name]()
+
+    def output(result):
+        f = select_output(result, case.output).flatten(1)
+        return torch.cat([f, f.sin(), f.square()], 1)
+
+    options = {"directions": 2, "tolerance": FINE, "output": output}
+    want = sketched(case, **options)
+    monkeypatch.setattr("flatlens.passes.sketch.Way", lambda: Way(way, "forced"))
+    p = sketched(case, **options)
+    assert p.sketch.converged
+    (note,) = notes_of_lanczos(p)
+    assert note.startswith(f"products of Lanczos by {way}")
+    for name in ("mls", "nmls", "nmls_through"):
+        assert getattr(fl, name)(p) == pytest.approx(getattr(fl, name)(want), rel=FINE), name
 
 
 # -- derivatives that differences do not see -----------------------------------

@@ -113,11 +113,11 @@ class Injection:
 
     def arguments(self, arguments: Any) -> Any:
         """Change the arguments of a function."""
-        return pytree.tree_map_only(Tensor, self._argument, arguments)
+        return _mapped(self._argument, arguments)
 
     def result(self, result: Any) -> Any:
         """Change the result of a function."""
-        return pytree.tree_map_only(Tensor, self._met, result) if self.pending else result
+        return _mapped(self._met, result) if self.pending else result
 
     def _argument(self, t: Tensor) -> Tensor:
         if id(t) in self._instead:
@@ -143,6 +143,13 @@ class Injection:
     def _counted(self, place: Place, t: Tensor) -> Tensor:
         change = self.pending.pop(place, None)
         return t if change is None else change(t)
+
+
+def _mapped(change: Change, value: Any) -> Any:
+    """Change all tensors inside a value. A shape stays a ``torch.Size`` and is not taken apart."""
+    return pytree.tree_map_only(
+        Tensor, change, value, is_leaf=lambda leaf: isinstance(leaf, torch.Size)
+    )
 
 
 class InjectionMode(TorchFunctionMode):

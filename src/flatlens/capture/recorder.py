@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
-from flatlens.capture.injection import InjectionMode, Injection
+from flatlens.capture.injection import Injection, InjectionMode
 from flatlens.capture.kinds import BY_NAME, HANDLERS
 from flatlens.capture.kinds.attention import REENTERED, note_scores, reenter
 from flatlens.capture.kinds.embedding import note_derived

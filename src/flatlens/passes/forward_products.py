@@ -314,4 +314,5 @@ def rounding_of_products(dtype: torch.dtype) -> float:
 
 
 def _as_dual(x: Tensor, tangent: Tensor) -> Tensor:
-    return forward_ad.make_dual(x, tangent.reshape(x.shape))
+    tangent = tangent.reshape(x.shape).clone()  # operations in place would change it
+    return forward_ad.make_dual(x, tangent)

@@ -6,7 +6,8 @@ random directions.
 
 Where products have an error, Lanczos finds the space and gradients alone give the values: for unit
 vectors u, ||A^T u|| never exceeds the largest singular value. Lanczos then sees A A^T + E, so that
-sigma^2 is known up to ||E||, which is at most the root of the products' summed squared errors.
+sigma^2 is known up to its residual and ||E||, which is at most the root of the products' summed
+squared errors.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class SpectrumFinder:
     Attributes:
         columns: what was found, by key.
         spread: squared standard error of each sample's participation ratio at the input.
-        input_error: summed over samples, how far sigma_1 at the input may be off because products
-            have errors.
+        input_error: summed over samples, how far sigma_1 at the input may be off; 0 where products
+            have no error.
         layer_error: the same, summed over layers.
         products: products with the Jacobian.
         converged: whether every largest singular value met the tolerance.
@@ -132,7 +133,8 @@ class SpectrumFinder:
         result = result._replace(converged=result.converged & accurate[:, None])
         self.converged = self.converged and bool(result.converged.all())
         limit = rank_tolerance(self.setup.f.dtype, *shape)
-        off = torch.where(error > 0, error / (2 * largest), 0.0) / gram.scale
+        within = error + result.residual[:, 0]  # of sigma^2
+        off = torch.where(error > 0, within / (2 * largest), 0.0) / gram.scale
         values = _small_values(result.values / gram.scale[:, None], looked, gram, limit)
         looked.clear()
         singular = values.new_full((len(values), min(shape)), torch.nan)

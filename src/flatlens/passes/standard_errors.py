@@ -67,7 +67,7 @@ class Replicates:
 
 
 class ProductErrors:
-    """How far largest singular values may be off because products with the Jacobian have errors.
+    """How far largest singular values may be off where products with the Jacobian have errors.
 
     Attributes:
         at_input: summed over samples.
