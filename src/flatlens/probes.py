@@ -430,8 +430,8 @@ def _joined_sketch(probes: tuple[Probe, ...], names: list[str], n: np.ndarray) -
         total = sum(samples)
         terms = list(zip(samples, errors, strict=True))
         return {
-            name: float(np.sqrt(sum((k / total * e[name]) ** 2 for k, e in terms)))
-            for name in errors[0]
+            name: float(np.sqrt(sum((k / total * e.get(name, 0.0)) ** 2 for k, e in terms)))
+            for name in dict.fromkeys(name for e in errors for name in e)  # shares may differ
         }
 
     by_layer: dict[str, list[tuple[dict[str, float], float]]] = {name: [] for name in names}

@@ -79,11 +79,15 @@ class Krylov:
 
 
 class Top(NamedTuple):
-    """Singular values, descending, and whether each met the tolerance."""
+    """Singular values, descending, and whether each met the tolerance.
+
+    The square of some singular value lies within ``residual`` of the square of the value.
+    """
 
     values: Float[Tensor, "b k"]
     converged: Bool[Tensor, "b k"]
     steps: int
+    residual: Float[Tensor, "b k"]
 
 
 def top_singular(
@@ -107,7 +111,7 @@ def top_singular(
         max_steps: most products.
 
     Returns:
-        The values, whether each converged, and the number of products.
+        The values, whether each converged, the number of products, and the residuals.
 
     >>> A = torch.diag(torch.arange(1.0, 9.0, dtype=torch.float64)).expand(2, 8, 8)
     >>> v = torch.linspace(1, 2, 8, dtype=torch.float64).expand(2, 8)
@@ -126,7 +130,7 @@ def top_singular(
         converged = residual <= (tolerance + 64 * eps) * theta[:, :1]
         out_of_steps = min(space.steps + top, n) > max_steps
         if bool(converged.all()) or space.steps == n or out_of_steps:
-            return Top(theta.sqrt(), converged, space.steps)
+            return Top(theta.sqrt(), converged, space.steps, residual)
 
 
 class TopEigenvalue(NamedTuple):

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
+from flatlens.capture.injection import Injection, InjectionMode
 from flatlens.capture.kinds import BY_NAME, HANDLERS
-from flatlens.capture.kinds.attention import REENTERED, reenter
+from flatlens.capture.kinds.attention import REENTERED, note_scores, reenter
 from flatlens.capture.kinds.embedding import note_derived
 from flatlens.capture.no_trace import ignore_hook
 from flatlens.capture.recording import CapturePlan, Recording
@@ -30,16 +31,29 @@ class Recorder(TorchFunctionMode):
         batch: number of samples.
         plan: what earlier runs learnt.
         tokens: integer inputs, which are seen through their embeddings.
+        injection: changes tensors of this pass; None changes nothing.
     """
 
     def __init__(
-        self, model: nn.Module, batch: int, plan: CapturePlan, tokens: Sequence[Tensor] = ()
+        self,
+        model: nn.Module,
+        batch: int,
+        plan: CapturePlan,
+        tokens: Sequence[Tensor] = (),
+        injection: Injection | None = None,
     ) -> None:
         super().__init__()
-        self.recording = Recording(model, batch, plan, tokens)
+        self.recording = Recording(model, batch, plan, tokens, injection)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        injection = self.recording.injection
+        if injection is None:
+            return self._call(func, args, kwargs)
+        args, kwargs = injection.arguments((args, kwargs))
+        return injection.result(self._call(func, args, kwargs))
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         # Without grad mode no derivative passes here. Inside torch.vmap or torch.func.grad tensors
         # are of the transform; what they use is found in the graph outside of it.
         if not torch.is_grad_enabled() or peek_interpreter_stack() is not None:
@@ -48,11 +62,20 @@ class Recorder(TorchFunctionMode):
             return ignore_hook()
         if func in REENTERED:
             return reenter(self, func, args, kwargs)
+        note_scores(self.recording, func, args, kwargs)
         handler = HANDLERS.get(func) or BY_NAME.get(getattr(func, "__name__", ""))
         if handler is None:
             result = func(*args, **kwargs)
         else:
-            result = handler(self.recording, func, args, kwargs)
+            result = self._handled(handler, func, args, kwargs)
         if self.recording.tokens:
             note_derived(self.recording, result, args)
         return result
+
+    def _handled(self, handler: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        """Let a kind of layer run a function; an injection sees what runs inside (recurrence)."""
+        injection = self.recording.injection
+        if injection is None:
+            return handler(self.recording, func, args, kwargs)
+        with InjectionMode(injection):
+            return handler(self.recording, func, args, kwargs)

@@ -24,6 +24,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from flatlens.algebra.wide_tensor import HALF, stored
 from flatlens.capture.graph import Graph, viewed_leaf
+from flatlens.capture.injection import Injection
 from flatlens.capture.layer import Layer
 from flatlens.errors import FlatlensError
 
@@ -150,12 +151,20 @@ class Recording:
         embedded: embeddings of integer inputs, with the edge where their derivative arrives.
         data: nodes of the results of layers, which depend on the samples.
         scratch: what a kind of layer remembers between two of its functions, by kind.
+        scores: entries of the scores of ``scaled_dot_product_attention``, over all its calls.
+        injection: changes tensors of this pass; None changes nothing.
     """
 
     def __init__(
-        self, model: nn.Module, batch: int, plan: CapturePlan, tokens: Sequence[Tensor] = ()
+        self,
+        model: nn.Module,
+        batch: int,
+        plan: CapturePlan,
+        tokens: Sequence[Tensor] = (),
+        injection: Injection | None = None,
     ) -> None:
         self.batch, self.plan, self.tokens = batch, plan, tokens
+        self.injection = injection
         self.model = model
         self.parameters = KnownParameters(model)
         self.calls: list[Call] = []
@@ -165,6 +174,7 @@ class Recording:
         self.embedded: list[tuple[Tensor, GradientEdge]] = []
         self.data: set[Node | None] = set()
         self.scratch: dict[str, dict[int, Any]] = {}
+        self.scores = 0
 
     # -- layers ----------------------------------------------------------------------------------
 
@@ -172,9 +182,11 @@ class Recording:
         """Return an alias of a layer's input that only this layer reads, and the input's edge."""
         if x.is_complex():
             raise FlatlensError("a layer reads complex numbers; only real networks are measured")
-        if not x.requires_grad:  # a constant feeds the layer
-            return x.detach().requires_grad_(), None
-        return x.view_as(x), get_gradient_edge(x)
+        constant = not x.requires_grad
+        alias = x.detach().requires_grad_() if constant else x.view_as(x)
+        if self.injection is not None:
+            alias = self.injection.alias(alias, constant)
+        return alias, None if constant else get_gradient_edge(x)
 
     def add_call(
         self, layer: Layer, x: Tensor, alias: Tensor, total: GradientEdge | None, z: Tensor

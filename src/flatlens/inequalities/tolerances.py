@@ -9,6 +9,8 @@ from flatlens.algebra.wide_tensor import HALF
 from flatlens.metrics import (
     adaptive_sharpness,
     input_invariant_mls,
+    mls,
+    nmls,
     sharpness,
     sharpness_untied,
 )
@@ -47,7 +49,7 @@ def student(freedom: int) -> float:
 
 def relative_error(p: Probe, sketch: Sketch) -> float:
     """Return the largest relative standard error among the estimates that enter a side."""
-    totals = (sharpness, sharpness_untied, adaptive_sharpness, input_invariant_mls)
+    totals = (sharpness, sharpness_untied, adaptive_sharpness, input_invariant_mls, mls, nmls)
     pairs = [
         (sketch.errors[metric.__name__], float(metric.samples(p).mean()))
         for metric in totals

@@ -17,6 +17,7 @@ from flatlens.capture.recording import Recording
 from flatlens.errors import FlatlensError
 from flatlens.passes.forward import Forward, Subject
 from flatlens.passes.head import head_width
+from flatlens.passes.kernels import PLAIN, Kernels, choose_kernels
 from flatlens.passes.needs import AT_THE_INPUT
 from flatlens.passes.request import Request
 
@@ -31,6 +32,7 @@ class Choice:
         rows_at_once: rows of all layers that are rows_at_once at a time.
         products: products that an exact pass takes.
         why: a note for the user, or "" where there was nothing to choose.
+        kernels: the kernels of attention, of a sketch.
     """
 
     method: Literal["exact", "sketch", "gradient_norms"]
@@ -38,6 +40,7 @@ class Choice:
     rows_at_once: int
     products: int
     why: str = ""
+    kernels: Kernels = PLAIN
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,9 @@ def choose(subject: Subject, request: Request, solo: Forward, n: int) -> Choice:
     exactly, why = _exact_or_sketch(request, products, solo, n)
     if not exactly:
         room = _chunk(subject, request, solo.recording, tuning.SKETCH_ROWS, Keeps(), n)
-        return Choice("sketch", *room, products, why)
+        scores = solo.recording.scores
+        kernels = choose_kernels(scores, subject.dtype, min(room[0], n), request.memory)
+        return Choice("sketch", *room, products, why, kernels)
     keeps = Keeps(
         inputs=bool(request.needs & AT_THE_INPUT),
         layers=request.needs_layers,

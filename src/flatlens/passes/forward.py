@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 
 from flatlens.algebra.wide_tensor import HALF
 from flatlens.capture.graph import Graph
+from flatlens.capture.injection import Injection, next_number
 from flatlens.capture.inputs import Inputs, check_finite, outputs
 from flatlens.capture.kinds.embedding import embedded_tokens
 from flatlens.capture.recorder import Recorder
@@ -35,6 +36,7 @@ class Forward:
         keys: the keys of the arguments that ``fed`` stands for.
         watched: edges of arguments that no output should depend on, by key.
         half: the half precision that the network computes in, or None.
+        first_node: the number of the first autograd node that the pass made.
     """
 
     fed: list[Tensor]
@@ -45,6 +47,7 @@ class Forward:
     keys: Sequence[Any] = ()
     watched: Sequence[tuple[Any, GradientEdge]] = ()
     half: torch.dtype | None = None
+    first_node: int = 0
 
     @property
     def precision(self) -> torch.dtype:
@@ -88,14 +91,22 @@ class Subject:
         """The ids of these parameters."""
         return {id(p) for _, p in self.named}
 
-    def run(self, inputs: Inputs, plan: CapturePlan, start: int = 0) -> Forward:
+    def run(
+        self,
+        inputs: Inputs,
+        plan: CapturePlan,
+        start: int = 0,
+        injection: Injection | None = None,
+    ) -> Forward:
         """Run the network once and record what it does.
 
         Args:
             inputs: the samples.
             plan: what earlier runs learnt.
             start: the number of the first sample, for messages.
+            injection: changes tensors on the way; None changes nothing.
         """
+        first_node = next_number()
         fed = _prepared(inputs)
         keys = [key for key, _ in fed.at(fed.differentiated, True)]
         values = [t.detach() for t in inputs.floating]
@@ -103,7 +114,9 @@ class Subject:
         watched = [(key, get_gradient_edge(t)) for key, t in fed.at(fed.watched, True)]
         by_tokens = len(keys) < len(inputs.differentiated) or not keys
         tokens = inputs.tokens if by_tokens else []
-        recorder = Recorder(self.model, inputs.n, plan, [t for _, t in tokens])
+        if injection is not None:
+            fed = injection.begin(first_node, fed)
+        recorder = Recorder(self.model, inputs.n, plan, [t for _, t in tokens], injection)
         with recorder:
             f = outputs(fed, self.model, self.output)
         f = self._shown(f)
@@ -112,7 +125,10 @@ class Subject:
             values, edges = values + more, edges + more_edges
             keys += [tokens[i][0] for i in embedded_tokens(recorder.recording)]
         self._check(f, start)
-        return Forward(values, edges, recorder.recording, f, start, keys, watched, self.half)
+        recording = recorder.recording
+        return Forward(
+            values, edges, recording, f, start, keys, watched, self.half, first_node
+        )  # fmt: skip
 
     def outputs_alone(self, inputs: Inputs) -> Tensor:
         """Return f without a recording.

@@ -45,7 +45,7 @@ from flatlens.passes.precision import (
     small_derivatives,
 )
 from flatlens.passes.request import Request
-from flatlens.passes.sketch import ExactIsCheaperError, SketchStrategy, plain_kernels
+from flatlens.passes.sketch import ExactIsCheaperError, SketchStrategy
 from flatlens.passes.vanished import ZERO_IN_HALF_PRECISION, check_zeros, zero_samples
 from flatlens.passes.widening import mark_late, measured
 from flatlens.per_sample import without_squares
@@ -237,20 +237,18 @@ class _Pass:
 
     def _begin(self, inputs: Inputs) -> None:
         """Look at one sample, choose the strategy and the chunk, and arrange the samples."""
-        with plain_kernels(self.request.method == "sketch"):
-            self.inputs, solo = choose_inputs(
-                self.subject.model,
-                inputs.take(slice(0, 1)),
-                self.request.inputs,
-                lambda inputs: self.subject.run(inputs, CapturePlan()),
-            )
+        self.inputs, solo = choose_inputs(
+            self.subject.model,
+            inputs.take(slice(0, 1)),
+            self.request.inputs,
+            lambda inputs: self.subject.run(inputs, CapturePlan()),
+        )
         inputs = self.inputs.apply(inputs)
         if self.inputs.note:
             self.notes.append(self.inputs.note)
         self.M = sum(t[0].numel() for t in solo.fed)
         self.choice = choose(self.subject, self.request, solo, inputs.n)
-        if self.choice.why:
-            self.notes.append(self.choice.why)
+        self.notes += [why for why in (self.choice.why, self.choice.kernels.why) if why]
         if not any(edge.node in solo.graph.nodes for edge in solo.edges):
             self.notes.append("no derivative by the input (detached, or under no_grad): it is 0")
         self.strategy = self._strategy(self.choice)
@@ -271,7 +269,9 @@ class _Pass:
         if self.make_strategy is not None:
             return self.make_strategy(self.subject, self.request, self.buffers, choice)
         if choice.method == "sketch":
-            return SketchStrategy(self.subject, self.request, self.buffers, choice.products)
+            return SketchStrategy(
+                self.subject, self.request, self.buffers, choice.products, choice.kernels
+            )
         if choice.method == "gradient_norms":
             at_once = choice.rows_at_once
             return GradientNorms(self.subject, self.request, self.buffers, at_once)

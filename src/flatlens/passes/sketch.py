@@ -3,24 +3,24 @@
 - Sums of squares (sharpness, its split, untied and adaptive) are means over random output
   directions v of +-1: E ||grad (v . f)||^2 = ||grad f||_F^2. They need first derivatives only and
   go through the same rules as the exact pass; the spread over directions is the standard error.
-- Spectra come from Lanczos (``sketched_spectra``), which needs a second derivative. Attention then
-  runs its plain kernel, which has one.
+- Spectra come from Lanczos (``sketched_spectra``), which needs products with the Jacobian as well
+  (``forward_products``). Attention runs the kernels that ``kernels`` chooses.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flatlens.algebra.buffers import Buffers
 from flatlens.algebra.student import plain_rtol
 from flatlens.algebra.traces import FEWEST
+from flatlens.capture.injection import Change, Injection, Place
 from flatlens.capture.inputs import Inputs
 from flatlens.capture.recording import CapturePlan
 from flatlens.errors import counted
@@ -30,7 +30,9 @@ from flatlens.passes.columns import ChunkColumns, over_directions
 from flatlens.passes.derivative_rows import Setup, collect, set_up
 from flatlens.passes.directions import SampleStreams, Signs
 from flatlens.passes.forward import Forward, Subject
+from flatlens.passes.forward_products import Way
 from flatlens.passes.independence import Layouts
+from flatlens.passes.kernels import PLAIN, Kernels
 from flatlens.passes.layer_columns import all_columns
 from flatlens.passes.needs import (
     BACK_TO_PARAMETERS,
@@ -45,7 +47,12 @@ from flatlens.passes.needs import (
 from flatlens.passes.request import Request
 from flatlens.passes.segments import Key
 from flatlens.passes.sketched_spectra import SpectrumFinder
-from flatlens.passes.standard_errors import Replicates, layer_errors, network_errors
+from flatlens.passes.standard_errors import (
+    ProductErrors,
+    Replicates,
+    layer_errors,
+    network_errors,
+)
 from flatlens.probes import Probe, Sketch
 
 MAX_DIRECTIONS = 4096
@@ -62,16 +69,6 @@ class ExactIsCheaperError(Exception):
         self.directions = directions
 
 
-@contextlib.contextmanager
-def plain_kernels(on: bool = True) -> Iterator[None]:
-    """Run attention by its plain kernel: the other kernels have no second derivative."""
-    if not on:
-        yield
-        return
-    with sdpa_kernel(SDPBackend.MATH):
-        yield
-
-
 @dataclass(frozen=True)
 class _ChunkEstimate:
     """What a chunk says of its standard errors.
@@ -81,12 +78,16 @@ class _ChunkEstimate:
         moments: mean of the sharpness over directions and its variance; None where not asked for.
         spread: summed squared standard errors of the samples' participation ratios.
         converged: whether every largest singular value met the tolerance, on its device.
+        input_error: how far sigma_1 at the input may be off, summed over samples.
+        layer_error: the same at layers, summed over samples and layers.
     """
 
     replicates: Replicates
     moments: tuple[float, float] | None = None
     spread: Tensor | None = None
     converged: Tensor | None = None
+    input_error: Tensor | None = None
+    layer_error: Tensor | None = None
 
 
 class SketchStrategy:
@@ -97,10 +98,19 @@ class SketchStrategy:
         request: what is asked for.
         buffers: memory for the rows.
         products: products that an exact pass would take.
+        kernels: the kernels of attention.
     """
 
-    def __init__(self, subject: Subject, request: Request, buffers: Buffers, products: int) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        request: Request,
+        buffers: Buffers,
+        products: int,
+        kernels: Kernels = PLAIN,
+    ) -> None:
         self.subject, self.request, self.buffers = subject, request, buffers
+        self.kernels, self.way = kernels, Way()
         self.needs = _needs_of_a_sketch(request)
         self.products = products
         self.streams = SampleStreams(request.sketch.seed)
@@ -117,9 +127,17 @@ class SketchStrategy:
         self.streams.expect(inputs, start)
 
     def run(self, inputs: Inputs, plan: CapturePlan, start: int = 0) -> Forward:
-        """Run the network once, with kernels that have a second derivative."""
-        with plain_kernels():
+        """Run the network once, with the chosen kernels."""
+        with self.kernels.on():
             return self.subject.run(inputs, plan, start)
+
+    def run_again(
+        self, inputs: Inputs, forward: Forward, changes: Mapping[Place, Change]
+    ) -> Tensor:
+        """Run the samples of a forward pass again with changed tensors, and return f."""
+        with self.kernels.on():
+            plan, injection = forward.recording.plan, Injection(changes)
+            return self.subject.run(inputs, plan, forward.start, injection).f
 
     def measure(self, inputs: Inputs, forward: Forward, layouts: Layouts) -> ChunkColumns:
         """Estimate the samples of one forward pass."""
@@ -127,9 +145,14 @@ class SketchStrategy:
         chunk, estimate = self.means(setup, signs)
         columns = {k: v for k, v in chunk.columns.items() if over_directions(k) != "spectrum"}
         if self.needs & BY_LANCZOS:
-            spectra = SpectrumFinder(setup, signs, self.request.sketch, self.needs)
-            spread, converged = spectra.spread.sum(), spectra.converged
-            estimate = replace(estimate, spread=spread, converged=converged)
+            replay = partial(self.run_again, inputs, forward)
+            options = self.request.sketch
+            spectra = SpectrumFinder(setup, signs, options, self.needs, replay, self.way)
+            self.way = spectra.products.way
+            estimate = replace(
+                estimate, spread=spectra.spread.sum(), converged=spectra.converged,
+                input_error=spectra.input_error, layer_error=spectra.layer_error,
+            )  # fmt: skip
             columns |= spectra.columns
         self._latest = estimate
         return replace(chunk, columns=columns)
@@ -211,6 +234,9 @@ class SketchStrategy:
         replicates = self.replicates
         spread, converged = self._spectra()
         errors = network_errors(probe, replicates, spread, self.needs)
+        if self.way.note:
+            notes.append(self.way.note)
+            errors |= self._product_errors().of_quantities(probe, self.request.needs)
         S = float(sharpness.samples(probe).mean())
         if options.rtol is not None and errors["sharpness"] > options.rtol * S:
             most = counted(self.limit, "direction")
@@ -232,6 +258,12 @@ class SketchStrategy:
         spread = sum(chunk.spread for chunk in self.chunks if chunk.spread is not None)
         flags = [chunk.converged for chunk in self.chunks if chunk.converged is not None]
         return float(spread), not flags or bool(torch.stack(flags).all())
+
+    def _product_errors(self) -> ProductErrors:
+        """Return what errors of products make of the largest singular values of all chunks."""
+        at_input = sum(c.input_error for c in self.chunks if c.input_error is not None)
+        at_layers = sum(c.layer_error for c in self.chunks if c.layer_error is not None)
+        return ProductErrors(float(at_input), float(at_layers))
 
 
 def _needs_of_a_sketch(request: Request) -> frozenset[str]:

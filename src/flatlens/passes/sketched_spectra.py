@@ -1,14 +1,18 @@
 """Largest singular values and participation ratios of a chunk, from products alone.
 
 The largest singular values come from block Lanczos on A A^T per sample and layer, with products by
-A from the second derivative of v . f. The participation ratio is (tr G)^2 / tr G^2 of G = A A^T,
-both from random directions.
+A from ``forward_products``. The participation ratio is (tr G)^2 / tr G^2 of G = A A^T, both from
+random directions.
+
+Where products have an error, Lanczos finds the space and gradients alone give the values: for unit
+vectors u, ||A^T u|| never exceeds the largest singular value. Lanczos then sees A A^T + E, so that
+sigma^2 is known up to its residual and ||E||, which is at most the root of the products' summed
+squared errors.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +24,10 @@ from flatlens.algebra.spectra import rank_tolerance
 from flatlens.algebra.sums import largest_entry, power_of_two, side_by_side
 from flatlens.capture.inputs import check_finite
 from flatlens.capture.layout import Layout, split
-from flatlens.errors import FlatlensError, first_line
 from flatlens.passes.derivative_rows import Setup
+from flatlens.passes.difference_steps import times_per_sample
 from flatlens.passes.directions import Signs
+from flatlens.passes.forward_products import ForwardProducts, Replay, Way
 from flatlens.passes.needs import INPUT_SPECTRUM, LAYER_SPECTRA, LAYER_TOPS, THROUGH
 from flatlens.passes.request import SketchOptions
 from flatlens.passes.segments import Key
@@ -38,27 +43,34 @@ class SpectrumFinder:
         columns: what was found, by key.
         spread: squared standard error of each sample's participation ratio at the input.
         converged: whether every largest singular value met the tolerance, on its device.
+        input_error: summed over samples, how far sigma_1 at the input may be off; 0 where products
+            have no error.
+        layer_error: the same, summed over layers.
+        products: products with the Jacobian.
     """
 
     def __init__(
-        self, setup: Setup, signs: Signs, options: SketchOptions, needs: frozenset[str]
+        self,
+        setup: Setup,
+        signs: Signs,
+        options: SketchOptions,
+        needs: frozenset[str],
+        replay: Replay,
+        way: Way,
     ) -> None:
         self.setup, self.signs, self.options, self.needs = setup, signs, options, needs
         self.converged = torch.ones((), dtype=torch.bool, device=setup.f.device)
         at_layers = options.layers and LAYER_TOPS in needs
-        v0 = signs.to_outputs(signs.next()).requires_grad_()
         plan = setup.plan
-        with needs_second_derivative(), torch.enable_grad():
-            wanted = range(len(plan.edges)) if at_layers else plan.inputs
-            edges = [plan.edges[k] for k in wanted]
-            grads = torch.autograd.grad(setup.f, edges, v0, create_graph=True, allow_unused=True)
-        self._backs = dict(zip(wanted, grads, strict=True))
-        self._v0 = v0
+        wanted = range(len(plan.edges)) if at_layers else plan.inputs
+        self.products = ForwardProducts(setup, signs, replay, wanted, way, options.tolerance)
         self._by_edges: dict[tuple[int, ...], dict[str, Tensor]] = {}
         self.columns: dict[Key, Tensor] = {}
         moments = options.directions if options.layers else 0
         at_input = dict(self._look(plan.inputs, moments, INPUT_SPECTRUM in needs))
         self.spread = at_input.pop("spread")
+        self.input_error = at_input.pop("singular_error").sum()
+        self.layer_error = torch.zeros_like(self.input_error)
         self.columns |= {("input", name): values for name, values in at_input.items()}
         if LAYER_TOPS in needs:
             for i in range(len(plan.layers)):
@@ -68,6 +80,7 @@ class SpectrumFinder:
         q, whole = self.setup.plan.layers[call], LAYER_SPECTRA in self.needs
         columns = dict(self._look([q.total], LAYER_MOMENTS, whole))
         del columns["spread"]
+        self.layer_error = self.layer_error + columns.pop("singular_error").sum()
         if THROUGH in self.needs and q.total != q.through:
             B = self._look([q.through], LAYER_MOMENTS, whole)
             columns |= {"singular_through": B["singular"], "rank_through": B["rank"]}
@@ -91,14 +104,14 @@ class SpectrumFinder:
         if key not in self._by_edges:
             shape = self.signs.width, sum(plan.kept_rows[k][1] for k in edges)
             if self.options.layers or edges == plan.inputs:
-                gram = GramProduct(self.setup, edges, self._backs, self._v0, self.signs)
+                gram = GramProduct(self.setup, edges, self.products, self.signs)
                 options = self.options
                 top = options.top if edges == plan.inputs else options.layer_top
                 count = moments if whole else 0
                 self._by_edges[key] = self._spectrum(gram, shape, min(top, *shape), count)
                 self.signs.skip(moments - count)
             else:
-                self._by_edges[key] = _unknown(self.setup.batch, min(shape), self._v0.device)
+                self._by_edges[key] = _unknown(self.setup.batch, min(shape), self.setup.f.device)
         return self._by_edges[key]
 
     def _spectrum(
@@ -113,8 +126,15 @@ class SpectrumFinder:
 
         start, tolerance = self.signs.next(), self.options.tolerance
         result = top_singular(product, start, top, tolerance, MAX_STEPS)
+        largest, precision = result.values[:, 0], self.setup.forward.precision
+        error = gram.error_norm()  # of A A^T
+        rounding = 64 * torch.finfo(precision).eps
+        accurate = error <= (tolerance + rounding) * largest.square()
+        result = result._replace(converged=result.converged & accurate[:, None])
         self.converged = self.converged & result.converged.all()
-        limit = rank_tolerance(self.setup.forward.precision, *shape)
+        limit = rank_tolerance(precision, *shape)
+        within = error + result.residual[:, 0]  # of sigma^2
+        off = torch.where(error > 0, within / (2 * largest), 0.0) / gram.scale
         values = _small_values(result.values / gram.scale[:, None], looked, gram, limit)
         looked.clear()
         singular = values.new_full((len(values), min(shape)), torch.nan)
@@ -122,36 +142,36 @@ class SpectrumFinder:
         known[:, 0] = values[:, 0]  # the largest is given with its flag
         singular[:, : known.shape[1]] = known
         unknown = _unknown(len(singular), min(shape), singular.device)
+        known_columns = {**unknown, "singular": singular, "singular_error": off}
         if moments == 0:
-            return {**unknown, "singular": singular}
+            return known_columns
         dimension, spread = _participation_ratio(gram, self.signs, moments)
-        return {**unknown, "singular": singular, "dimension": dimension, "spread": spread}
+        return {**known_columns, "dimension": dimension, "spread": spread}
 
 
 class GramProduct:
-    """The product v -> A A^T v: onto the edges, and back through their dependence on v0.
+    """The product v -> A A^T v: a gradient A^T v, and the product of A with it.
 
     A is df/dx at the edges, or R^T df/dx for a loss. The product is that of ``scale`` A, because
     squares of a small or large A are no float32.
+
+    Attributes:
+        scale: a power of two for each sample, from the first product.
+        errors: the norm of each product's error by sample, where products have one.
     """
 
     def __init__(
-        self,
-        setup: Setup,
-        edges: list[int],
-        backs: Mapping[int, Tensor | None],
-        v0: Tensor,
-        signs: Signs,
+        self, setup: Setup, edges: list[int], products: ForwardProducts, signs: Signs
     ) -> None:
-        alive = [(k, back) for k in edges if (back := backs[k]) is not None and back.requires_grad]
-        self.backs = [back for _, back in alive]
-        self.edges = [setup.plan.edges[k] for k, _ in alive]
-        self.layouts = [setup.plan.kept_rows[k][0] for k, _ in alive]
-        self.f, self.v0, self.signs, self.start = setup.f, v0, signs, setup.forward.start
-        self.precision = setup.forward.precision
-        # A power of two for each sample, from the first product.
-        self.scale = v0.new_ones(len(v0), dtype=torch.float64)
+        self.numbers = [k for k in edges if products.alive(k)]
+        self.edges = [setup.plan.edges[k] for k in self.numbers]
+        self.layouts = [setup.plan.kept_rows[k][0] for k in self.numbers]
+        self.f, self.signs, self.start = setup.f, signs, setup.forward.start
+        self.products, self.precision = products, setup.forward.precision
+        self.scale = setup.f.new_ones(setup.batch, dtype=torch.float64)
+        self.errors: list[Tensor] = []
         self._scaled = False
+        self._compared = False
 
     def __call__(self, v: Tensor) -> Tensor:
         if not self.edges:
@@ -162,19 +182,43 @@ class GramProduct:
             self.scale = power_of_two(torch.stack([largest_entry(t) for t in entries]).amax(0))
             self._scaled = True
         factors = self.scale.to(v)
-        g = tuple(_scaled(t, layout, factors) for t, layout in self._with_layouts(g))
-        with needs_second_derivative():
-            w = torch.autograd.grad(self.backs, self.v0, g, retain_graph=True)[0]
+        g = tuple(times_per_sample(t, layout, factors) for t, layout in self._with_layouts(g))
+        w, error = self._times(g, factors)
+        if error is None and not self._compared:
+            self._compared = True
+            if not self.products.second_derivative_agrees(v, w, self._energy(g)):
+                w, error = self._times(g, factors)
+        if error is None:
+            return w
+        self.errors.append(error * self.scale)
+        return _exact_along(v, w, self._energy(g))
+
+    def _times(self, g: Sequence[Tensor], factors: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A g with R^T of a loss, and its error; None where that is rounding."""
+        w, error = self.products.times(self.numbers, g)
         # A second derivative can be NaN where the first one is finite.
-        check_finite(w, self.start, "second derivative (Lanczos needs it)")
-        return self.signs.from_outputs(w) * factors[:, None]
+        check_finite(w, self.start, f"{self.products.way.name} (Lanczos needs it)")
+        return self.signs.from_outputs(w) * factors[:, None], error
+
+    def _energy(self, g: Sequence[Tensor]) -> Float[Tensor, " b"]:
+        """||g||^2 of each sample."""
+        pairs = self._with_layouts(g)
+        batch = len(self.scale)
+        energy = [split(t, k, batch).flatten(1).double().square().sum(1) for t, k in pairs]
+        return torch.stack(energy).sum(0)
+
+    def error_norm(self) -> Float[Tensor, " b"]:
+        """At most how far the operator of all products so far is from A A^T, in norm."""
+        if not self.errors:
+            return torch.zeros_like(self.scale)
+        return torch.stack(self.errors).square().sum(0).sqrt()
 
     def jacobian_rows(self, v: Tensor) -> Tensor:
         """A^T v of each sample, [b, entries]."""
-        pairs = self._with_layouts(self._onto(v))
+        pairs = self._with_layouts(tuple(t.detach() for t in self._onto(v)))
         return side_by_side([split(g, layout, len(v)).flatten(1) for g, layout in pairs])
 
-    def _with_layouts(self, grads: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, Layout | None]]:
+    def _with_layouts(self, grads: Sequence[Tensor]) -> Iterator[tuple[Tensor, Layout | None]]:
         return zip(grads, self.layouts, strict=True)
 
     def _onto(self, v: Tensor) -> tuple[Tensor, ...]:
@@ -182,17 +226,16 @@ class GramProduct:
         return torch.autograd.grad(self.f, self.edges, directions, retain_graph=True)
 
 
-def _scaled(t: Tensor, layout: Layout | None, factors: Float[Tensor, " b"]) -> Tensor:
-    """Multiply the entries of each sample by its factor."""
-    scaled = t.clone()
-    samples = split(scaled, layout, len(factors))  # a view: the samples lie where they lay
-    samples.mul_(factors.reshape(-1, *[1] * (samples.dim() - 1)))
-    return scaled
+def _exact_along(v: Tensor, w: Tensor, energy: Float[Tensor, " b"]) -> Tensor:
+    """Make w = A A^T v exact along v, where it is ||A^T v||^2, the ``energy``."""
+    wide, length = w.double(), v.double().square().sum(1)
+    missing = torch.where(length > 0, (energy - (v.double() * wide).sum(1)) / length, 0.0)
+    return (wide + missing[:, None] * v.double()).to(w)
 
 
 def _participation_ratio(gram: GramProduct, signs: Signs, moments: int) -> tuple[Tensor, Tensor]:
     """The participation ratio of each sample by jackknife, and its squared standard error."""
-    traces, squares = [], []
+    traces, squares, before = [], [], len(gram.errors)
     for _ in range(moments):
         v = signs.next()
         w = gram(v).double()
@@ -204,7 +247,14 @@ def _participation_ratio(gram: GramProduct, signs: Signs, moments: int) -> tuple
     without = _ratio(traces_sum - trace, squares_sum - square, moments - 1)
     dimension = moments * whole - (moments - 1) * without.mean(1)  # jackknife: less bias
     spread = (without - without.mean(1, keepdim=True)).square().sum(1)
-    return dimension, (moments - 1) / moments * spread
+    spread = (moments - 1) / moments * spread
+    if len(gram.errors) > before:
+        # The trace is exact. ||w||^2 is off by at most 2 ||w|| e + e^2 for an error of norm e.
+        e = torch.stack(gram.errors[before:], 1)
+        off = (2 * square.sqrt() * e + e.square()).sum(1)
+        share = torch.where(squares_sum[:, 0] > 0, off / squares_sum[:, 0], 0.0)
+        spread = spread + (dimension * share).square()
+    return dimension, spread
 
 
 def _ratio(trace: Tensor, square: Tensor, count: int) -> Tensor:
@@ -220,6 +270,7 @@ def _unknown(b: int, r: int, device: torch.device) -> dict[str, Tensor]:
         "rank": torch.full((b,), -1.0, **options),
         "dimension": torch.full((b,), torch.nan, **options),
         "spread": torch.full((b,), torch.nan, **options),
+        "singular_error": torch.zeros(b, **options),
     }
 
 
@@ -231,11 +282,14 @@ def _small_values(
     A A^T squares the condition, so that a zero comes out as sqrt(eps) of the largest. The vectors
     of Lanczos span the space that was seen: A^T times their top combinations has zeros where A has,
     and values below ``tolerance`` of the largest are zero (theory 3). The others are lower ends:
-    below 1e-7 of the largest (float32: 1e-3) Lanczos may not have met all of their vectors.
+    below 1e-7 of the largest (float32: 1e-3) Lanczos may not have met all of their vectors. Where
+    products have an error, all values are taken from A.
     """
-    if values.shape[1] == 1:
+    if values.shape[1] == 1 and not gram.errors:
         return values
     poor = values[:, -1] < torch.finfo(gram.precision).eps ** 0.25 * values[:, 0]
+    if gram.errors:
+        poor = torch.ones_like(poor)
     if not bool(poor.any()):
         return values
     V, W = (torch.stack(vectors, 1) for vectors in zip(*looked, strict=True))  # [b, steps, n]
@@ -248,17 +302,3 @@ def _small_values(
     values[poor] = 0.0  # also where a dead input leaves fewer entries
     values[poor, : s.shape[1]] = torch.where(s < tolerance * s[:, :1], 0.0, s)
     return values
-
-
-@contextlib.contextmanager
-def needs_second_derivative() -> Iterator[None]:
-    """Say what a network lacks that cannot be differentiated twice."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise FlatlensError(
-            f"Lanczos needs a second derivative that this network lacks ({first_line(error)}); "
-            'use method="exact"'
-        ) from error

@@ -7,13 +7,14 @@ directions on (``algebra/student.py``).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from flatlens.algebra.student import log_scale_error
-from flatlens.metrics import METRICS, matrix_normalized_sharpness
+from flatlens.metrics import METRICS, matrix_normalized_sharpness, mls, nmls
 from flatlens.passes.columns import by_slot, over_directions
 from flatlens.passes.needs import INPUT_SPECTRUM
 from flatlens.passes.segments import Key
@@ -64,6 +65,33 @@ class Replicates:
         if not keys:
             return torch.zeros(2, device="cpu")
         return torch.stack([torch.stack(self._series[key]) for key in keys]).sum(0)
+
+
+@dataclass(frozen=True)
+class ProductErrors:
+    """How far largest singular values may be off where products with the Jacobian have errors.
+
+    Attributes:
+        at_input: summed over samples.
+        at_layers: summed over samples and layers.
+    """
+
+    at_input: float
+    at_layers: float
+
+    def of_quantities(self, p: Probe, needs: frozenset[str]) -> dict[str, float]:
+        """Return the errors of the quantities that are made of largest singular values."""
+        errors = {}
+        for total, base, names in (
+            (self.at_input, mls, {"mls": 1, "normalized_mls": 2}),
+            (self.at_layers, nmls, {"nmls": 1, "nmls_through": 1, "weighted_nmls": 1}),
+        ):
+            size = float(base.samples(p).mean()) if base.needs <= needs else np.nan
+            for name, power in names.items():
+                if METRICS[name].needs <= needs and not np.isnan(size):
+                    relative = total / (p.n * size) if size > 0 else 0.0
+                    errors[name] = power * relative * float(METRICS[name](p))
+        return errors
 
 
 def network_errors(

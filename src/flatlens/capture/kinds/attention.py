@@ -7,9 +7,20 @@ from typing import Any
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from flatlens.capture.recording import Recording
+
 # Python functions that offer themselves to a mode as a whole. They run with the mode still on
 # inside, so that the linear layers they call are seen.
 REENTERED = {F.multi_head_attention_forward}
+
+
+def note_scores(recording: Recording, func: Any, args: Any, kwargs: Any) -> None:
+    """Count the scores of a call of ``scaled_dot_product_attention``."""
+    if func is not F.scaled_dot_product_attention:
+        return
+    query, key = (*args, *(kwargs[name] for name in ("query", "key") if name in kwargs))[:2]
+    if not (query.is_nested or key.is_nested):
+        recording.scores += query.numel() // max(1, query.shape[-1]) * key.shape[-2]
 
 
 def reenter(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any) -> Any:

@@ -46,6 +46,9 @@ def _call_embedding(
     dim = dims[token] or 0
     samples_first = z if dim == 0 else z.movedim(dim, 0)
     recording.embedded.append((samples_first.detach(), get_gradient_edge(samples_first)))
+    if recording.injection is not None:
+        samples_first = recording.injection.embedding(samples_first)
+        z = samples_first if dim == 0 else z
     return (z if dim == 0 else samples_first.movedim(0, dim)).clone()
 
 
