@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
-from traps import ZOO, Case, Net, enter, made
+from traps import ZOO, Case, Net, Once, enter, made
 
 import flatlens as fl
 from flatlens.capture.inputs import select_output
@@ -31,37 +31,8 @@ def network(build):
 # -- functions that can be differentiated once ---------------------------------
 
 
-class Once(torch.autograd.Function):
-    """tanh, differentiable once and backwards only."""
-
-    @staticmethod
-    def forward(ctx, x):
-        y = x.tanh()
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, g):
-        (y,) = ctx.saved_tensors
-        return g * (1 - y * y)
-
-
-class OnceWithForwardMode(torch.autograd.Function):
+class OnceWithForwardMode(Once):
     """tanh, differentiable once in either direction."""
-
-    @staticmethod
-    def forward(ctx, x):
-        y = x.tanh()
-        ctx.save_for_backward(y)
-        ctx.save_for_forward(y)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, g):
-        (y,) = ctx.saved_tensors
-        return g * (1 - y * y)
 
     @staticmethod
     def jvp(ctx, tangent):

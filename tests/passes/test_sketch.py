@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import binomtest, t
 from torch import nn
-from torch.autograd.function import once_differentiable
-from traps import ZOO, Case, Net, enter, made, parameter, shaken
+from traps import ZOO, Case, Net, Once, enter, made, parameter, shaken
 from traps.everyday import mostly_slow
 
 import flatlens as fl
@@ -270,22 +269,6 @@ def default_attention():
         return s.out(x + h).flatten(1)
 
     return made(Net(run, qkv=nn.Linear(8, 24), out=nn.Linear(8, 3)), 3, 4, 8)
-
-
-class Once(torch.autograd.Function):
-    """tanh that can be differentiated once."""
-
-    @staticmethod
-    def forward(ctx, x):
-        y = x.tanh()
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, g):
-        (y,) = ctx.saved_tensors
-        return g * (1 - y * y)
 
 
 @network
