@@ -23,7 +23,7 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-# The tests for daily work: all but those marked slow, below two minutes on two idle cores.
+# The tests for daily work: all but those marked slow, and of a test with many cases a few.
 test-fast: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 

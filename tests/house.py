@@ -6,6 +6,7 @@ exceptions stand in house_exceptions.toml; `python tests/house.py` prints that f
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "flatlens"
@@ -22,6 +23,7 @@ SETTERS = {"__init__", "__post_init__", "__new__", "__set_name__"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@cache
 def sources(package: Path) -> dict[str, ast.Module]:
     """Parsed files of a package by their path below it."""
     files = sorted(package.rglob("*.py"))

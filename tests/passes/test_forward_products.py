@@ -234,6 +234,7 @@ def test_a_network_without_second_derivatives_is_measured(name):
     assert 0 < p.sketch.errors["mls"] < FINE * fl.mls(p)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["differentiable_once", "kinks", "flash_attention"])
 def test_float32_within_the_default_tolerance(name):
     case = NETWORKS[name]()

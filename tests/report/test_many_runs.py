@@ -53,6 +53,7 @@ def interventions(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_interventions_are_drawn_against_plain_sgd(interventions):
     assert "Interventions against plain SGD" in parsed(interventions).text
     drawn = [p for p in plots(interventions).values() if "change of log" in str(p["layout"])]

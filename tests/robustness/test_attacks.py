@@ -296,6 +296,7 @@ def test_a_training_of_very_many_steps_starts_at_once(folder, capsys, monkeypatc
     assert cli.main(tiny("--steps", str(BIG))) == 130
 
 
+@pytest.mark.slow
 def test_a_gzip_bomb_is_refused(folder, capsys):
     (folder / "r.jsonl.gz").write_bytes(gzip.compress(b"0" * 70_000_000))
     assert "unpacks to more" in refusal(capsys, "reproduce", "--from", "r.jsonl.gz", "--out", "o")

@@ -20,6 +20,7 @@ def runs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_trained_runs_are_measured_on_their_test_images(runs, capsys):
     words = ["zoo", "--models", str(runs / "runs"), "--n", "5", "--out", str(runs / "zoo")]
     assert cli.main([*words, "--perturbations", "0", "--json", "--quiet"]) == 0
