@@ -9,7 +9,7 @@ from collections import defaultdict
 
 import pytest
 
-FAST_CASES = 4  # of one test, spread over all of its cases
+FAST_CASES = 2  # of one test, spread over all of its cases
 
 # A run in the background is started deaf to Ctrl-C, and its children with it; tests of it need it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
