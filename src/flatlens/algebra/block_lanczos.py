@@ -58,8 +58,8 @@ def top_eigenvalues(
         The eigenvalues, their residuals and vectors.
 
     >>> A = torch.diag(torch.tensor([5.0, 5.0, 1.0, 0.5, 0.1], dtype=torch.float64))
-    >>> found = top_eigenvalues(lambda V: V @ A, A[0], 3, rtol=1e-9, max_products=9, room=9)
-    >>> [round(v, 6) for v in found.values.tolist()]
+    >>> result = top_eigenvalues(lambda V: V @ A, A[0], 3, rtol=1e-9, max_products=9, room=9)
+    >>> [round(v, 6) for v in result.values.tolist()]
     [5.0, 5.0, 1.0]
     """
     n = len(like)

@@ -159,8 +159,8 @@ def top_eigenvalue(
 
     >>> A = torch.diag(torch.tensor([-5.0, 1.0, 3.0], dtype=torch.float64))
     >>> start = torch.ones(3, dtype=torch.float64)
-    >>> found = top_eigenvalue(lambda V: V @ A, start, rtol=1e-6, max_products=9, room=9)
-    >>> round(found.value, 9), found.converged
+    >>> result = top_eigenvalue(lambda V: V @ A, start, rtol=1e-6, max_products=9, room=9)
+    >>> round(result.value, 9), result.converged
     (3.0, True)
     """
     eps = torch.finfo(start.dtype).eps

@@ -7,43 +7,31 @@ called three times, or ``F.linear`` on another module's weight.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
-from flatlens.capture.injection import Injection, InjectionMode
+from flatlens.capture.injection import InjectionMode
 from flatlens.capture.kinds import BY_NAME, HANDLERS
 from flatlens.capture.kinds.attention import REENTERED, note_scores, reenter
 from flatlens.capture.kinds.embedding import note_derived
 from flatlens.capture.no_trace import ignore_hook
-from flatlens.capture.recording import CapturePlan, Recording
+from flatlens.capture.recording import Recording
 
 
 class Recorder(TorchFunctionMode):
-    """Record one forward pass over ``batch`` samples in ``recording``.
+    """Record the forward pass that runs inside this mode.
 
     Args:
-        model: the model that runs inside this mode.
-        batch: number of samples.
-        plan: what earlier runs learnt.
-        tokens: integer inputs, which are seen through their embeddings.
-        injection: changes tensors of this pass; None changes nothing.
+        recording: what is noted of the pass, and what is changed in it.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        batch: int,
-        plan: CapturePlan,
-        tokens: Sequence[Tensor] = (),
-        injection: Injection | None = None,
-    ) -> None:
+    def __init__(self, recording: Recording) -> None:
         super().__init__()
-        self.recording = Recording(model, batch, plan, tokens, injection)
+        self.recording = recording
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

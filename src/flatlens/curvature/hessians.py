@@ -23,7 +23,7 @@ from flatlens.algebra.traces import VECTORS
 from flatlens.capture.inputs import Inputs, batches, check_alone, check_finite, outputs
 from flatlens.capture.no_trace import in_float, original, untouched
 from flatlens.capture.recorder import Recorder
-from flatlens.capture.recording import CapturePlan
+from flatlens.capture.recording import CapturePlan, Recording
 from flatlens.capture.weights import whole_weights
 from flatlens.curvature.formulas import RightFormulas
 from flatlens.errors import FlatlensError, counted, first_line
@@ -93,7 +93,7 @@ class Network:
         sample = inputs.take(slice(0, 1))
         alone = 1 in (inputs.n, chunk)
         if alone:  # no other to compare with: batch statistics are told by name
-            with Recorder(self.model, 1, CapturePlan()):
+            with Recorder(Recording(self.model, 1, CapturePlan())):
                 in_a_batch = self.outputs(sample)
         with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
             solo = self.outputs(sample)

@@ -10,7 +10,7 @@ from flatlens.capture.graph import Graph
 from flatlens.capture.inputs import Inputs
 from flatlens.capture.layout import Layout
 from flatlens.capture.recorder import Recorder
-from flatlens.capture.recording import Call, CapturePlan
+from flatlens.capture.recording import Call, CapturePlan, Recording
 from flatlens.curvature.hessians import Network
 from flatlens.errors import FlatlensError
 from flatlens.passes.arrangement import call_layout
@@ -79,10 +79,9 @@ def record(net: Network, inputs: Inputs) -> tuple[Float[Tensor, "b N"], list[Cal
     """f and the calls that made it; a call is cloned only where something overwrites it."""
     overwritten: frozenset[int] = frozenset()
     while True:
-        recorder = Recorder(net.model, inputs.n, CapturePlan(None, overwritten))
-        with recorder:
+        recording = Recording(net.model, inputs.n, CapturePlan(None, overwritten))
+        with Recorder(recording):
             f = net.outputs(inputs)
-        recording = recorder.recording
         if recording.overwritten() <= overwritten:
             return f, recording.calls
         overwritten |= recording.overwritten()

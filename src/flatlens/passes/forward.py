@@ -116,16 +116,16 @@ class Subject:
         tokens = inputs.tokens if by_tokens else []
         if injection is not None:
             fed = injection.begin(first_node, fed)
-        recorder = Recorder(self.model, inputs.n, plan, [t for _, t in tokens], injection)
-        with recorder:
+        integers = [t for _, t in tokens]
+        recording = Recording(self.model, inputs.n, plan, integers, injection)
+        with Recorder(recording):
             f = outputs(fed, self.model, self.output)
         f = self._shown(f)
         if tokens or not keys:
-            more, more_edges = _embedded(recorder.recording, inputs.n)
+            more, more_edges = _embedded(recording, inputs.n)
             values, edges = values + more, edges + more_edges
-            keys += [tokens[i][0] for i in embedded_tokens(recorder.recording)]
+            keys += [tokens[i][0] for i in embedded_tokens(recording)]
         self._check(f, start)
-        recording = recorder.recording
         return Forward(
             values, edges, recording, f, start, keys, watched, self.half, first_node
         )  # fmt: skip
