@@ -522,6 +522,40 @@ def test_options_may_be_numbers_of_any_origin():
     assert load("synthetic:gaussians", n=4, shape=5).x_train.shape == (4, 5)
 
 
+def test_standardised_images_have_mean_0_and_deviation_1_in_each_channel(tmp_path):
+    x = RNG.normal(size=(8, 3, 4, 4)) * [[[[1]], [[5]], [[0]]]] + [[[[2]], [[-7]], [[3]]]]
+    name = saved(tmp_path, x=x, y=np.arange(8), x_test=x[:2] + 1, y_test=np.arange(2))
+    data = load(name, standardize=True)
+    flat = data.x_train.double().movedim(1, 0).flatten(1)
+    assert flat.mean(1).tolist() == pytest.approx([0, 0, 0], abs=1e-6)
+    assert flat.std(1, correction=0).tolist() == pytest.approx([1, 1, 0], abs=1e-6)
+    move = [1 / x[:, c].std() for c in range(2)] + [1.0]  # a channel without contrast is shifted
+    for c in range(3):
+        moved = (data.x_test - data.x_train[:2])[:, c]
+        torch.testing.assert_close(moved, torch.full_like(moved, move[c]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["digits", "synthetic:teacher?n=20&dim=4"])
+def test_standardised_rows_have_one_mean_and_deviation(name):
+    joined = f"{name}{'&' if '?' in name else '?'}standardize=true"
+    plain, data = load(name), load(joined)
+    mean, deviation = plain.x_train.mean(), plain.x_train.std(correction=0)
+    torch.testing.assert_close(data.x_train, (plain.x_train - mean) / deviation)
+    torch.testing.assert_close(data.x_test, (plain.x_test - mean) / deviation)
+    assert torch.equal(load(f"{joined[:-4]}false").x_train, plain.x_train)
+
+
+@pytest.mark.parametrize("value", [1, "yes", None])
+def test_standardize_is_true_or_false(value):
+    assert "standardize takes true or false, not" in refusal("digits", standardize=value)
+    assert "standardize takes true or false" in refusal(f"digits?standardize={value}")
+
+
+def test_tokens_are_not_standardised(tmp_path):
+    name = saved(tmp_path, x=np.arange(12).reshape(6, 2), y=Y)
+    assert "standardize needs inputs of floating-point" in refusal(name, standardize=True)
+
+
 def test_a_damaged_member_of_an_npz_file(tmp_path):
     path = tmp_path / "data.npz"
     np.savez_compressed(path, x=RNG.normal(size=(200, 8)), y=np.arange(200))

@@ -29,6 +29,7 @@ BAD = {
     "label_smoothing": [-0.1, 1.0, "much"],
     "optimizer": ["lion"],
     "lr": [10**400, 10**5000, 0, -1.0, float("nan"), float("inf"), 1e300, "fast", True],
+    "lr_schedule": ["step", None, 3],
     "momentum": [1.0, -0.5],
     "rho": [0.0],
     "penalty": ["sharpness", "sharpness:0", "sharpness:-1", "flatness:1", "sensitivity:nan", 3],

@@ -325,8 +325,9 @@ def test_weight_decay_is_l2_in_the_gradient():
         replace(SMALL, penalty="sensitivity:0.1", optimizer="asam"),
         replace(SMALL, optimizer="sam-adamw", lr=0.01, weight_decay=0.1),
         IMAGES_CONFIG,
+        replace(SMALL, optimizer="adamw", lr=0.01, lr_schedule="cosine"),
     ],
-    ids=["sharpness", "sensitivity", "sam-adamw", "augment"],
+    ids=["sharpness", "sensitivity", "sam-adamw", "augment", "cosine"],
 )
 def test_a_stopped_run_ends_bit_for_bit_as_one_that_was_not(tmp_path, monkeypatch, config):
     train(config, tmp_path / "whole", progress=False)

@@ -1,6 +1,7 @@
 """Training: the optimisers against loops written out, records, and what survives kill -9."""
 
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -154,6 +155,34 @@ def test_optimisers_do_what_their_papers_say(tmp_path, rule):
     expected = by_hand(config, rule)
     for name, w in zip(names, expected, strict=True):
         torch.testing.assert_close(state[f"network.{name}"], w.detach(), rtol=1e-9, atol=1e-11)
+
+
+def test_a_cosine_schedule_sets_the_rate_of_every_step():
+    config = replace(
+        SMALL, optimizer="momentum", lr=0.2, lr_schedule="cosine", steps=20, dtype="float64"
+    )
+    by_config = TrainingState.start(config)
+    by_torch = TrainingState.start(replace(config, lr_schedule="constant"))
+    rise = [min(1.0, k / 2) for k in range(1, 21)]  # a tenth of 20 steps
+    fall = [0.5 * (1 + math.cos(math.pi * max(0, k - 2) / 19)) for k in range(1, 21)]
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        by_torch.optimizer, lambda k: rise[min(k, 19)] * fall[min(k, 19)]
+    )
+    index = torch.arange(10)
+    optimizer_step = by_torch.optimizer.step
+    rates, one = [], by_config.step_function()
+    net = by_torch.network
+    for k in range(1, 21):
+        one(index, k)
+        rates.append(by_config.optimizer.param_groups[0]["lr"])
+        by_torch.optimizer.zero_grad()
+        F.mse_loss(net(by_torch.train.x[index]), by_torch.train.targets[index]).backward()
+        optimizer_step()
+        schedule.step()
+    assert rates == pytest.approx([0.2 * a * b for a, b in zip(rise, fall, strict=True)])
+    assert rates[-1] > 0
+    for p, q in zip(by_config.network.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-10, atol=1e-13)
 
 
 # --- losses

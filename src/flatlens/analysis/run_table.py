@@ -24,16 +24,17 @@ from flatlens.training.config import Config
 # Config fields that make a different experiment. Those that vary name a configuration.
 SETTINGS = (
     "model", "model_options", "data", "data_options", "classes", "train_size", "loss",
-    "label_smoothing", "optimizer", "lr", "momentum", "rho", "penalty", "weight_decay", "augment",
-    "batch_size", "steps", "dtype", "samples", "evaluate",
+    "label_smoothing", "optimizer", "lr", "lr_schedule", "momentum", "rho", "penalty",
+    "weight_decay", "augment", "batch_size", "steps", "dtype", "samples", "evaluate",
 )  # fmt: skip
 # Settings that may differ within a family, written as `label` writes them.
 TRAINING = (
-    "lr", "batch size", "optimizer", "momentum", "rho", "label smoothing", "penalty",
+    "lr", "lr schedule", "batch size", "optimizer", "momentum", "rho", "label smoothing", "penalty",
     "weight decay", "augment",
 )  # fmt: skip
 DEFAULTS = Config()
-NEWER = ("weight_decay",)  # fields that older records lack and whose default is not None
+# fields that older records lack and whose default is not None
+NEWER = ("weight_decay", "lr_schedule")
 # A column that a reader of run folders may add: the settings of a run that flatlens does not know,
 # as text ("dropout 0.1"), missing for a run without a config. Configurations are named by it, too.
 OTHER_SETTINGS = "other_settings"

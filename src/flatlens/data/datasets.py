@@ -12,6 +12,9 @@
                          shape=3,32,32 in place of dim makes images
     synthetic:teacher    labels of a random network; n, dim, classes, seed, noise=0, hidden=20
 
+Every data set takes standardize=true: the training inputs are shifted and scaled to mean 0 and
+standard deviation 1 (images channel by channel), and the test inputs by the same numbers.
+
 Several options are joined by `&`, several numbers by commas: `synthetic:teacher?n=500&dim=8`,
 `folder:photos?size=64,48` (height, width).
 
@@ -45,6 +48,7 @@ from flatlens.data.arrays import Data, labels, pixels
 from flatlens.data.image_sets import cifar10, digits, fashion_mnist
 from flatlens.data.npz_files import read_arrays
 from flatlens.data.options import defaults_of, from_text, from_values
+from flatlens.data.standardize import with_option
 from flatlens.data.text import read_text
 from flatlens.errors import FlatlensError
 
@@ -77,7 +81,7 @@ def load(name: str, **options: Any) -> Data:
     torch.Size([50, 3])
     """
     match = OPTIONS.fullmatch(name)
-    reader = _reader(match["name"] if match else name)
+    reader = with_option(_reader(match["name"] if match else name))
     written = from_text(name, reader, match["options"]) if match else {}
     if twice := written.keys() & options.keys():
         raise FlatlensError(f"Data {name!r} is given the option {min(twice)} twice.")

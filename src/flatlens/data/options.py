@@ -11,6 +11,8 @@ from flatlens.data.arrays import Data
 from flatlens.errors import FlatlensError
 from flatlens.files.reading import shown
 
+FLAGS = {"true": True, "false": False}
+
 
 def from_text(name: str, reader: Callable[..., Data], text: str) -> dict[str, Any]:
     """Parse the options in the name of a data set, such as `n=500&dim=8`.
@@ -27,11 +29,13 @@ def from_text(name: str, reader: Callable[..., Data], text: str) -> dict[str, An
             raise FlatlensError(f"Data {name!r} is given the option {key} twice.")
         default = defaults.get(key, "")
         try:
-            if default is None:
+            if isinstance(default, bool):
+                options[key] = FLAGS[value]
+            elif default is None:
                 options[key] = tuple(int(number) for number in value.split(","))
             else:
                 options[key] = type(default)(value)
-        except ValueError as error:
+        except (ValueError, KeyError) as error:
             raise _wrong_kind(name, key, value, default) from error
     return options
 
@@ -58,6 +62,10 @@ def _converted(default: Any, value: Any) -> Any:
     if default is None and value is not None:
         many = value if isinstance(value, Collection) and len(value) else (value,)
         return tuple(map(operator.index, many))
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise TypeError(value)
+        return value
     if type(default) is int:
         return operator.index(value)
     if isinstance(value, str) != isinstance(default, str):
@@ -66,7 +74,7 @@ def _converted(default: Any, value: Any) -> Any:
 
 
 def _wrong_kind(name: str, key: str, value: Any, default: Any) -> FlatlensError:
-    kinds = {int: "a whole number", float: "a number", str: "a word"}
+    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
     kind = kinds.get(type(default), "whole numbers")
     return FlatlensError(f"Data {name!r}: {key} takes {kind}, not {shown(value)}.")
 

@@ -55,6 +55,9 @@ class Config:
         gradient AdamW follows).
     lr
         Learning rate.
+    lr_schedule
+        constant, or cosine: the learning rate rises to lr over the first tenth of the steps, and
+        then falls towards zero along half a cosine (Loshchilov & Hutter, 2017).
     momentum
         Momentum of the optimiser momentum; the others ignore it.
     rho
@@ -108,6 +111,7 @@ class Config:
     label_smoothing: float = 0.0
     optimizer: str = "sgd"
     lr: float = 0.1
+    lr_schedule: str = "constant"
     momentum: float = 0.9
     rho: float | None = None
     penalty: str | None = None

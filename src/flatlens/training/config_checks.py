@@ -15,6 +15,7 @@ from flatlens.training.schedule import MOST_PER_DECADE
 
 LOSSES = ("mean_squared", "half_squared", "cross_entropy")
 OPTIMIZERS = ("sgd", "momentum", "adam", "sam", "asam", "adamw", "sam-adamw")
+LR_SCHEDULES = ("constant", "cosine")
 PENALTIES = ("sharpness", "sensitivity")
 AUGMENTATIONS = ("flip", "crop", "flip+crop")
 DTYPES = ("float32", "float64")
@@ -169,6 +170,7 @@ CHECKS: dict[str, Check] = {
     "label_smoothing": _SHARE,
     "optimizer": _one_of(*OPTIMIZERS),
     "lr": _POSITIVE,
+    "lr_schedule": _one_of(*LR_SCHEDULES),
     "momentum": _SHARE,
     "rho": _or_none(_POSITIVE),
     "penalty": _or_none(_penalty),

@@ -19,6 +19,7 @@ from flatlens.training.config import RHO, Config
 from flatlens.training.penalised_steps import objective
 from flatlens.training.samples import Part
 
+WARM_UP = 0.1  # share of the steps in which a cosine schedule rises
 ETA = 0.01  # of ASAM: weights near zero can still move (Kwon et al., 2021)
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -93,10 +94,31 @@ def make_step(
 
     def step(index: Tensor, number: int) -> Tensor:
         loss = _gradients(optimizer, minimised, index, number)
-        optimizer.step()
+        _update(optimizer, config, number)
         return loss
 
     return step
+
+
+def learning_rate(config: Config, step: int) -> float:
+    """Return the learning rate of a step; the first step is step 1.
+
+    >>> config = Config(lr=1.0, lr_schedule="cosine", steps=100)
+    >>> [round(learning_rate(config, step), 2) for step in (1, 10, 55, 90)]
+    [0.1, 1.0, 0.51, 0.04]
+    """
+    if config.lr_schedule == "constant":
+        return config.lr
+    rise = config.steps * WARM_UP
+    if step <= rise:
+        return config.lr * step / rise
+    share = (step - rise) / (config.steps - rise + 1)  # below 1: the last step still moves
+    return config.lr * 0.5 * (1 + math.cos(math.pi * share))
+
+
+def _update(optimizer: torch.optim.Optimizer, config: Config, step: int) -> None:
+    optimizer.param_groups[0]["lr"] = learning_rate(config, step)
+    optimizer.step()
 
 
 def make_objective(network: nn.Module, part: Part, config: Config) -> Objective:
@@ -138,7 +160,7 @@ def _sharpness_aware_step(
         ascend(parameters, config.radius, adaptive=config.optimizer == "asam")
         _gradients(optimizer, minimised, index, number)
         copy(parameters, weights)
-        optimizer.step()
+        _update(optimizer, config, number)
         return loss
 
     return step
