@@ -40,7 +40,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["_build", "_notebooks", "jupyter_execute", "reproduction/*.md"]
+exclude_patterns = ["_build", "_notebooks", "jupyter_execute", "reproduction/**.md"]
 html_theme = "furo"
 html_title = f"flatlens {release}"
 html_static_path = ["_static"]
