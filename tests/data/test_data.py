@@ -535,6 +535,17 @@ def test_standardised_images_have_mean_0_and_deviation_1_in_each_channel(tmp_pat
         torch.testing.assert_close(moved, torch.full_like(moved, move[c]), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("value", [0.1, 1 / 3, -1e6, 1e-30])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_channel_without_contrast_becomes_zero_whatever_its_value(tmp_path, value, dtype):
+    x = RNG.normal(size=(50, 2, 7, 7)).astype(dtype)
+    x[:, 1] = value
+    name = saved(tmp_path, x=x, y=np.arange(50), x_test=x[:2], y_test=np.arange(2))
+    data = load(name, standardize=True)
+    assert torch.count_nonzero(data.x_train[:, 1]) == torch.count_nonzero(data.x_test[:, 1]) == 0
+    assert data.x_train[:, 0].std() == pytest.approx(1, abs=1e-3)
+
+
 @pytest.mark.parametrize("name", ["digits", "synthetic:teacher?n=20&dim=4"])
 def test_standardised_rows_have_one_mean_and_deviation(name):
     joined = f"{name}{'&' if '?' in name else '?'}standardize=true"

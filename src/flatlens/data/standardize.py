@@ -55,9 +55,12 @@ def standardized(data: Data) -> Data:
     if not len(x):
         return data
     dims = (0, 2, 3) if x.ndim == 4 else tuple(range(x.ndim))
-    mean = x.mean(dims, keepdim=True)
-    scale = x.std(dims, correction=0, keepdim=True)
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))  # a channel without contrast
+    mean, scale = x.mean(dims, keepdim=True), x.std(dims, correction=0, keepdim=True)
+    # a channel without contrast: rounding gives it a mean beside its value, and a deviation above 0
+    lowest = x.amin(dims, keepdim=True)
+    constant = lowest == x.amax(dims, keepdim=True)
+    mean = torch.where(constant, lowest, mean)
+    scale = torch.where(constant, torch.ones_like(scale), scale)
 
     def changed(inputs: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
         return (inputs - mean) / scale
