@@ -36,6 +36,7 @@ from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.capture.inputs import Inputs, outputs
 from flatlens.capture.no_trace import original
 from flatlens.curvature.formulas import RightFormulas
+from flatlens.curvature.squared_norm import squared_norm
 from flatlens.errors import FlatlensError
 
 __all__ = [
@@ -230,7 +231,7 @@ def _squared_derivative(
         )
     v = random_signs(f, generator)
     gradients = torch.autograd.grad(f, sources, v, create_graph=True, allow_unused=True)
-    squares = [g.square().sum() for g in gradients if g is not None]
+    squares = [squared_norm(g) for g in gradients if g is not None]
     # f may depend on none of the sources: its derivative is 0
     return torch.stack(squares).sum() / len(f) if squares else 0 * f.sum()
 

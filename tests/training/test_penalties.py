@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatlens import penalties
+from flatlens.curvature.squared_norm import squared_norm
 from flatlens.data.datasets import load
 from flatlens.errors import FlatlensError
 from flatlens.penalties import (
@@ -392,3 +393,27 @@ def test_without_options_the_objective_is_the_loss_itself():
     net, x = built(mlp)
     loss, total = objective(SMALL, net, F.mse_loss)(x, torch.zeros(3, 2).double(), 1)
     assert total is loss
+
+
+# --- the squared norm
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3), (2, 3, 2, 2)])
+def test_the_squared_norm_has_every_derivative(shape):
+    torch.manual_seed(0)
+    g = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(squared_norm(g), g.square().sum(), rtol=1e-14, atol=0)
+    assert torch.autograd.gradcheck(squared_norm, g, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(squared_norm, g)
+    rows = torch.randn(3, *shape, dtype=torch.float64)
+    each = torch.func.vmap(torch.func.grad(squared_norm))(rows)
+    torch.testing.assert_close(each, 2 * rows)
+
+
+def test_the_squared_norm_of_other_memory_formats_and_types():
+    image = torch.randn(2, 3, 4, 4, dtype=torch.float64).contiguous(
+        memory_format=torch.channels_last
+    )
+    torch.testing.assert_close(squared_norm(image), image.square().sum())
+    torch.testing.assert_close(squared_norm(nn.Parameter(image)), image.square().sum())
+    assert squared_norm(torch.ones(1000, dtype=torch.bfloat16)).item() == 1000
