@@ -1,5 +1,6 @@
 """Training: the optimisers against loops written out, records, and what survives kill -9."""
 
+import itertools
 import json
 import math
 import multiprocessing
@@ -23,6 +24,7 @@ import flatlens as fl
 from flatlens import FlatlensError, cli
 from flatlens.data.datasets import load
 from flatlens.runs import Run, read_runs
+from flatlens.training.ascent import ascend
 from flatlens.training.config import Config
 from flatlens.training.state import TrainingState
 from flatlens.training.steps import batches
@@ -155,6 +157,44 @@ def test_optimisers_do_what_their_papers_say(tmp_path, rule):
     expected = by_hand(config, rule)
     for name, w in zip(names, expected, strict=True):
         torch.testing.assert_close(state[f"network.{name}"], w.detach(), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("adaptive", [False, True], ids=["sam", "asam"])
+def test_the_ascent_is_the_same_in_pieces(adaptive):
+    """Large tensors in two memory formats, a single number, and one without a gradient."""
+    torch.manual_seed(0)
+    shapes = [(300, 500), (1, 70_000), (700, 16, 3, 3), (), (5,)]
+    weights = [nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in shapes]
+    weights[2].data = weights[2].data.contiguous(memory_format=torch.channels_last)
+    for w in weights[:-1]:
+        w.grad = torch.randn_like(w)
+    before = [w.detach().clone() for w in weights]
+    T = [w.abs() + 0.01 if adaptive else torch.ones_like(w) for w in before[:-1]]
+    g = [w.grad for w in weights[:-1]]
+    norm = torch.cat([(a * b).flatten() for a, b in zip(T, g, strict=True)]).norm()
+    worst = [torch.empty_like(w) for w in before]
+    ascend(weights, worst, 0.3, adaptive)
+    for w, old, a, b in zip(worst, before, T, g, strict=False):
+        torch.testing.assert_close(w, old + 0.3 * a**2 * b / norm, rtol=1e-12, atol=1e-14)
+    assert torch.equal(worst[-1], before[-1])
+    assert all(torch.equal(w, old) for w, old in zip(weights, before, strict=True))
+
+
+def test_a_step_that_fails_at_the_worst_point_leaves_the_weights():
+    state = TrainingState.start(replace(SMALL, optimizer="sam"))
+    before = [p.detach().clone() for p in state.network.parameters()]
+    passes = itertools.count()
+
+    def fail_at_the_second_pass(*_):
+        if next(passes) == 1:
+            raise RuntimeError("out of memory")
+
+    state.network.register_forward_pre_hook(fail_at_the_second_pass)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        state.step_function()(torch.arange(5), 1)
+    assert all(
+        torch.equal(p, old) for p, old in zip(state.network.parameters(), before, strict=True)
+    )
 
 
 def test_a_cosine_schedule_sets_the_rate_of_every_step():

@@ -15,12 +15,12 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from flatlens.errors import FlatlensError, first_line
+from flatlens.training.ascent import ascend, placed
 from flatlens.training.config import RHO, Config
 from flatlens.training.penalised_steps import objective
 from flatlens.training.samples import Part
 
 WARM_UP = 0.1  # share of the steps in which a cosine schedule rises
-ETA = 0.01  # of ASAM: weights near zero can still move (Kwon et al., 2021)
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Step = Callable[[Tensor, int], Tensor]  # indices of a batch, step -> its loss, after one update
@@ -147,48 +147,17 @@ def _sharpness_aware_step(
 ) -> Step:
     """Return a step that takes its gradient at the worst point nearby (Foret et al., 2021)."""
     parameters = optimizer.param_groups[0]["params"]
-    weights = [torch.empty_like(p) for p in parameters]  # memory that every step uses again
-
-    @torch.no_grad()
-    def copy(to: list[Tensor], source: list[Tensor]) -> None:
-        for target, values in zip(to, source, strict=True):
-            target.copy_(values)
+    worst = [torch.empty_like(p) for p in parameters]  # memory that every step uses again
 
     def step(index: Tensor, number: int) -> Tensor:
         loss = _gradients(optimizer, minimised, index, number)
-        copy(weights, parameters)
-        ascend(parameters, config.radius, adaptive=config.optimizer == "asam")
-        _gradients(optimizer, minimised, index, number)
-        copy(parameters, weights)
+        ascend(parameters, worst, config.radius, adaptive=config.optimizer == "asam")
+        with placed(parameters, worst):
+            _gradients(optimizer, minimised, index, number)
         _update(optimizer, config, number)
         return loss
 
     return step
-
-
-@torch.no_grad()
-def ascend(parameters: list[nn.Parameter], rho: float, adaptive: bool) -> None:
-    """Move the parameters to the worst point of a ball around them, to first order, in place.
-
-    SAM: rho g / ||g|| (Foret et al., 2021). ASAM: rho T^2 g / ||T g|| with the elementwise
-    T = |w| + eta (Kwon et al., 2021).
-
-    Args:
-        parameters: parameters with gradients.
-        rho: radius of the ball.
-        adaptive: ASAM instead of SAM.
-    """
-    moves = [(p, p.grad) for p in parameters if p.grad is not None]
-    scales = [p.abs().add_(ETA) for p, _ in moves] if adaptive else []
-    scaled = [g * t for (_, g), t in zip(moves, scales, strict=True)] if adaptive else []
-    directions = scaled or [g for _, g in moves]
-    norms = [torch.linalg.vector_norm(v) for v in directions]
-    # a tensor, not a number: the host does not wait for the device
-    length = rho / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-12)
-    for v, t in zip(scaled, scales, strict=True):
-        v.mul_(t)
-    for (p, _), v in zip(moves, directions, strict=True):
-        p.addcmul_(v, length)
 
 
 @contextlib.contextmanager
