@@ -53,11 +53,28 @@ def _summary_row(key: str, ends: pd.DataFrame, steps: pd.Series[float]) -> dict[
     """
     row = {"configuration": key, "runs": str(len(ends))}
     for name in ends:
-        row[str(name)] = f"{ends[name].mean():.4g} ± {ends[name].std():.2g}"
+        row[str(name)] = _mean_and_deviation(ends[name])
     reached = steps.dropna()
-    share = "" if len(reached) == len(steps) else f" ({len(reached)} of {len(steps)} runs)"
+    share = _share(reached, steps)
     row["near zero at"] = f"{np.median(reached):,.0f}{share}" if len(reached) else "-"
     return row
+
+
+def _mean_and_deviation(values: pd.Series[float]) -> str:
+    """Say over how many runs a mean goes where some lack the quantity.
+
+    >>> _mean_and_deviation(pd.Series([1.0, 3.0])), _mean_and_deviation(pd.Series([1.0, np.nan]))
+    ('2 ± 1.4', '1 (1 of 2 runs)')
+    """
+    known = values.dropna()
+    if known.empty:
+        return "-"
+    deviation = f" ± {known.std():.2g}" if len(known) > 1 else ""
+    return f"{known.mean():.4g}{deviation}{_share(known, values)}"
+
+
+def _share(known: pd.Series[float], values: pd.Series[float]) -> str:
+    return "" if len(known) == len(values) else f" ({len(known)} of {len(values)} runs)"
 
 
 def write_summary(frames: Mapping[str, pd.DataFrame], out: Path) -> Path:
