@@ -1,5 +1,6 @@
 """Training: the optimisers against loops written out, records, and what survives kill -9."""
 
+import copy
 import itertools
 import json
 import math
@@ -26,8 +27,10 @@ from flatlens.data.datasets import load
 from flatlens.runs import Run, read_runs
 from flatlens.training.ascent import ascend
 from flatlens.training.config import Config
+from flatlens.training.direct_sgd import is_plain_chain
+from flatlens.training.samples import Part
 from flatlens.training.state import TrainingState
-from flatlens.training.steps import batches
+from flatlens.training.steps import batches, learning_rate, make_optimizer, make_step
 from flatlens.training.train import train
 
 KILLS = int(os.environ.get("FLATLENS_KILLS", "20")) * 4 // 5  # the other fifth: test_sweep
@@ -157,6 +160,116 @@ def test_optimisers_do_what_their_papers_say(tmp_path, rule):
     expected = by_hand(config, rule)
     for name, w in zip(names, expected, strict=True):
         torch.testing.assert_close(state[f"network.{name}"], w.detach(), rtol=1e-9, atol=1e-11)
+
+
+def chain_with_image_inputs():
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def chain_of_every_activation():
+    kinds = nn.ReLU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.GELU, nn.Identity
+    layers = [module for kind in kinds for module in (nn.Linear(12, 12), kind())]
+    return nn.Sequential(nn.Flatten(), nn.Tanh(), *layers, nn.Linear(12, 3), nn.Sigmoid())
+
+
+def chain_without_biases():
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 5, bias=False), nn.ReLU(), nn.Linear(5, 3))
+
+
+def chain_whose_linear_layers_see_three_axes():
+    return nn.Sequential(nn.Linear(2, 4), nn.GELU(), nn.Flatten(), nn.Linear(24, 3), nn.Identity())
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        chain_with_image_inputs,
+        chain_of_every_activation,
+        chain_without_biases,
+        chain_whose_linear_layers_see_three_axes,
+    ],
+)
+def test_sgd_on_a_chain_makes_the_steps_of_torchs_sgd(build, schedule, decay):
+    torch.manual_seed(0)
+    network = build().double()
+    assert is_plain_chain(network)
+    other = copy.deepcopy(network)
+    part = Part(torch.randn(20, 6, 2).double(), torch.zeros(20), torch.randn(20, 3).double())
+    config = Config(lr=0.2, lr_schedule=schedule, weight_decay=decay, steps=10)
+    step = make_step(network, make_optimizer(network, config), part, config)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.2, weight_decay=decay)
+    for number, index in enumerate(torch.arange(20).split(4), 1):
+        loss = nn.functional.mse_loss(other(part.x[index]), part.targets[index])
+        optimizer.param_groups[0]["lr"] = learning_rate(config, number)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        torch.testing.assert_close(step(index, number), loss.detach(), rtol=1e-12, atol=0)
+    assert all(p.grad is None for p in network.parameters())
+    for a, b in zip(network.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+def with_a_hook():
+    network = chain_with_image_inputs()
+    network[1].register_forward_hook(lambda *_: None)
+    return network
+
+
+def with_weight_norm():
+    network = chain_with_image_inputs()
+    nn.utils.parametrizations.weight_norm(network[1])
+    return network
+
+
+def with_one_layer_twice():
+    layer = nn.Linear(12, 12)
+    return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), layer)
+
+
+def with_tied_weights():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(12, 12), nn.Linear(12, 12))
+    network[2].weight = network[1].weight
+    return network
+
+
+def with_a_frozen_layer():
+    network = chain_with_image_inputs()
+    network[1].requires_grad_(False)
+    return network
+
+
+def with_an_activation_in_place():
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.SiLU(inplace=True), nn.Linear(5, 3))
+
+
+def with_an_approximate_gelu():
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.GELU("tanh"), nn.Linear(5, 3))
+
+
+def with_batch_norm():
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.BatchNorm1d(5))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        with_a_hook,
+        with_weight_norm,
+        with_one_layer_twice,
+        with_tied_weights,
+        with_a_frozen_layer,
+        with_an_activation_in_place,
+        with_an_approximate_gelu,
+        with_batch_norm,
+        nn.Sequential,
+        Noisy,
+    ],
+)
+def test_other_networks_are_left_to_the_optimiser(build):
+    assert not is_plain_chain(build())
 
 
 @pytest.mark.parametrize("adaptive", [False, True], ids=["sam", "asam"])

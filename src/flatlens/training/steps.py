@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from flatlens.errors import FlatlensError, first_line
 from flatlens.training.ascent import ascend, placed
 from flatlens.training.config import RHO, Config
+from flatlens.training.direct_sgd import direct_step, is_plain_chain
 from flatlens.training.penalised_steps import objective
 from flatlens.training.samples import Part
 
@@ -88,6 +89,9 @@ def make_step(
         A function from the indices of a batch and the number of the step to the loss of the batch
         before the update.
     """
+    plain = config.optimizer == "sgd" and config.penalty is None and config.augment is None
+    if plain and is_plain_chain(network):
+        return _direct_step(network, part, config)
     minimised = make_objective(network, part, config)
     if config.optimizer in RHO:
         return _sharpness_aware_step(optimizer, minimised, config)
@@ -96,6 +100,19 @@ def make_step(
         loss = _gradients(optimizer, minimised, index, number)
         _update(optimizer, config, number)
         return loss
+
+    return step
+
+
+def _direct_step(network: nn.Module, part: Part, config: Config) -> Step:
+    """Return a step of plain SGD on a chain of linear layers."""
+    x, targets = part.x, smoothed_targets(part, config)
+    loss_of = loss_function(config.loss, config.label_smoothing)
+
+    def step(index: Tensor, number: int) -> Tensor:
+        chosen, lr = targets.index_select(0, index), learning_rate(config, number)
+        inputs = x.index_select(0, index)
+        return direct_step(network, inputs, lambda f: loss_of(f, chosen), lr, config.weight_decay)
 
     return step
 
