@@ -40,8 +40,8 @@ def figure3_recipe(scale: str) -> Figure3Recipe:
     Raises:
         FlatlensError: if there is no such scale.
 
-    >>> len(figure3_recipe("desk").models)
-    24
+    >>> len(figure3_recipe("desk").models), len(figure3_recipe("night").models)
+    (12, 24)
     """
     source = resources.files("flatlens.reproduction") / "recipes" / "fig3.toml"
     content = tomllib.loads(source.read_text(encoding="utf-8"))
@@ -58,10 +58,9 @@ def _models(content: dict[str, Any], settings: dict[str, Any]) -> Iterator[Train
     families = settings.pop("families", list(content["families"]))
     chosen = settings.pop("recipes", list(content["recipes"]))
     smaller = settings.pop("model_options", {})
-    for family in families:
-        network = content["families"][family]
-        options = network["model_options"] | smaller
-        for recipe in chosen:
-            fields = content["base"] | content["recipes"][recipe] | settings
-            fields |= {"model": network["model"], "model_options": options}
+    for recipe in chosen:
+        for family in families:
+            network = content["families"][family]
+            fields = content["base"] | content["recipes"][recipe] | network | settings
+            fields |= {"model_options": network["model_options"] | smaller}
             yield Trained(family, recipe, Config.from_dict(fields, "fig3.toml"))
