@@ -2,6 +2,7 @@
 
 import json
 from importlib.util import find_spec
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -98,14 +99,24 @@ def test_figure_has_a_panel_for_each_estimator():
     assert labels[-1] == "deit_tiny, ImageNet"
 
 
-def test_recipe_has_24_models_of_six_families_and_four_recipes():
-    recipe = figure3_recipe("desk")
-    assert len({c.name for c in recipe.configs}) == 24
-    assert {m.family for m in recipe.models} == set(FAMILIES)
-    assert {m.recipe for m in recipe.models} == set(RECIPES)
+@pytest.mark.parametrize(
+    ("scale", "recipes"), [("desk", {"learning_rate", "augmentation"}), ("night", set(RECIPES))]
+)
+def test_recipe_has_every_family_with_each_recipe_of_the_scale(scale, recipes):
+    recipe = figure3_recipe(scale)
+    assert len({c.name for c in recipe.configs}) == 6 * len(recipes)
+    assert {(m.family, m.recipe) for m in recipe.models} == set(product(FAMILIES, recipes))
     assert (recipe.images, recipe.accuracy) == (100, 55.0)
-    with pytest.raises(FlatlensError, match="has no scale night"):
-        figure3_recipe("night")
+
+
+def test_the_models_of_desk_scale_are_models_of_night_scale():
+    desk, night = (figure3_recipe(scale).configs for scale in ("desk", "night"))
+    assert desk == night[: len(desk)]
+
+
+def test_a_scale_that_is_not_there_is_one_sentence():
+    with pytest.raises(FlatlensError, match="has no scale paper; use desk, night, smoke"):
+        figure3_recipe("paper")
 
 
 @pytest.mark.slow

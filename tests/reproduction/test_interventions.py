@@ -244,3 +244,10 @@ def test_the_command_at_smoke_scale_and_redrawn_from_its_records(tmp_path, capsy
     files = ("claims.json", "claims.md", "records.jsonl.gz", "provenance.json")
     for name in (*files, "interventions_mlp.pdf", "interventions_vgg_equal_loss.pdf"):
         assert (again / "interventions" / name).read_bytes() == (folder / name).read_bytes()
+    known = tmp_path / "known"
+    command = ["reproduce", "interventions", "--no-train", "--scale", "smoke", "--with", source]
+    assert cli.main([*command, "--out", str(known)]) == 0
+    for name in ("claims.json", "records.jsonl.gz"):
+        assert (known / "interventions" / name).read_bytes() == (folder / name).read_bytes()
+    calls = json.loads((known / "interventions" / "provenance.json").read_text())["calls"]
+    assert len(calls) == 2

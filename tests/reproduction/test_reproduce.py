@@ -17,8 +17,7 @@ import flatlens as fl
 from flatlens import FlatlensError, cli
 from flatlens.analysis.run_table import finished, followed
 from flatlens.measurement.quantities import read_request
-from flatlens.reproduction import drawing
-from flatlens.reproduction import reproduce as module
+from flatlens.reproduction import drawing, training
 from flatlens.reproduction.archive import read_records, write_records
 from flatlens.reproduction.claims import TEXTS
 from flatlens.reproduction.judgement import judged, overview
@@ -239,7 +238,7 @@ def test_the_same_records_are_the_same_bytes(smoke, tmp_path):
 
 def test_records_give_the_same_figures_and_claims_without_training(smoke, tmp_path, monkeypatch):
     out, _, figures = smoke
-    monkeypatch.setattr(module, "sweep", None)
+    monkeypatch.setattr(training, "sweep", None)
     again = catch(monkeypatch)
     made = reproduce(["h8", "g4", "g7", "d3"], out=tmp_path, source=out / "records.jsonl.gz")
     assert made.problems == []
@@ -249,6 +248,39 @@ def test_records_give_the_same_figures_and_claims_without_training(smoke, tmp_pa
     for name in ("claims.md", "claims.json", "summary.md", "records.jsonl.gz", "provenance.json"):
         assert (tmp_path / name).read_bytes() == (out / name).read_bytes()
     assert not same(figures["h8"], figures["h9"])  # the comparison can fail
+
+
+def test_known_runs_are_judged_with_the_others_and_not_trained(smoke, tmp_path, monkeypatch):
+    out, _, _ = smoke
+    frames = read_records(out / "records.jsonl.gz")
+    runs = frames["lenet"]["run"].unique()
+    unfinished = frames["mlp"][frames["mlp"]["step"] < 60]
+    known = {"lenet": frames["lenet"][frames["lenet"]["run"] != runs[0]], "mlp": unfinished}
+    (tmp_path / "old").mkdir()
+    write_records(known, tmp_path / "old" / "records.jsonl.gz")
+    (tmp_path / "old" / "provenance.json").write_text('{"calls": [{"command": "earlier"}]}')
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    again = catch(monkeypatch)
+    made = reproduce(
+        ["g7"],
+        scale="smoke",
+        out=tmp_path / "new",
+        known=tmp_path / "old" / "records.jsonl.gz",
+        workers=1,
+    )
+    assert made.problems == []
+    assert [folder.name for folder in tmp_path.glob("new/runs/*/*") if folder.is_dir()] == [runs[0]]
+    assert len(again) == 2
+    written = read_records(tmp_path / "new" / "records.jsonl.gz")
+    assert list(written) == ["lenet"]  # no run of the MLP is finished
+    order = ["run", "step"]
+    pd.testing.assert_frame_equal(
+        written["lenet"].sort_values(order, ignore_index=True),
+        frames["lenet"].sort_values(order, ignore_index=True),
+    )
+    content = json.loads((tmp_path / "new" / "provenance.json").read_text())
+    assert [call["command"][:8] for call in content["calls"]] == ["earlier", "flatlens"]
+    assert content["networks"]["lenet"]["finished"] == len(runs)
 
 
 def test_a_second_call_trains_nothing(smoke, monkeypatch):
@@ -268,7 +300,7 @@ def test_runs_that_fail_are_told_and_the_others_drawn(smoke, monkeypatch):
     def fail(*_, **options):
         raise SweepError(f"1 of 10 runs failed below {options['out'].name}.")
 
-    monkeypatch.setattr(module, "sweep", fail)
+    monkeypatch.setattr(training, "sweep", fail)
     figures = catch(monkeypatch)
     made = reproduce(["g4", "d3"], scale="smoke", out=out)
     assert made.problems == [f"{name}: 1 of 10 runs failed below {name}." for name in ("mlp", "d3")]
@@ -348,6 +380,10 @@ def test_without_records_there_is_a_reason(capsys, tmp_path):
         (): "Name what to reproduce, such as fig1 or all",
         ("fig1", "--scale", "huge"): "huge",
         ("fig1", "--from", "nowhere.gz"): "Cannot read nowhere.gz",
+        ("fig1", "--with", "nowhere.gz"): "Cannot read nowhere.gz",
+        ("fig1", "--with", "a.gz", "--from", "b.gz"): "Give either --from, to train nothing, or",
+        ("fig3", "--with", "a.gz"): "fig3 measures weights, which a file of records does not hold",
+        ("interventions", "fig1", "--with", "a.gz"): "call interventions by itself",
     }.items(),
 )
 def test_bad_input_is_one_sentence(arguments, reason, capsys, tmp_path, monkeypatch):

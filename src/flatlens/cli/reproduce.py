@@ -19,6 +19,7 @@ EXAMPLES = """Examples:
   flatlens reproduce fig1 --scale smoke --out smoke
   flatlens reproduce all --scale desk --out desk
   flatlens reproduce --from docs/reproduction/records.jsonl.gz --out redrawn
+  flatlens reproduce h8 --scale night --with docs/reproduction/night/records.jsonl.gz --out night
   flatlens reproduce --compare docs/reproduction docs/reproduction/night"""
 
 
@@ -31,6 +32,7 @@ def reproduce(
     address: str | None = None,
     train: Annotated[bool, Parameter(negative="--no-train", name="", show_default=False)] = True,
     source: Annotated[Path | None, Parameter("--from")] = None,
+    known: Annotated[Path | None, Parameter("--with")] = None,
     compare: Annotated[list[Path] | None, Parameter(consume_multiple=True, negative="")] = None,
     show: Annotated[bool, Parameter("--list", negative="")] = False,
     quiet: Quiet = False,
@@ -62,6 +64,9 @@ def reproduce(
     source
         A file of records to redraw from without any training; without names everything that it
         holds is drawn.
+    known
+        A file of records of finished runs, such as docs/reproduction/night/records.jsonl.gz. They
+        are drawn and judged with the others, and are not trained again.
     compare
         Folders of several scales: their verdicts are printed side by side, and nothing else is
         done.
@@ -84,10 +89,12 @@ def reproduce(
         return 0
     if not names and source is None:
         raise FlatlensError("Name what to reproduce, such as fig1 or all; see --list.")
+    if known is not None and source is not None:
+        raise FlatlensError("Give either --from, to train nothing, or --with, to train the rest.")
     check_output_folder(out)
     result = experiments.reproduce(
-        names, out=out, scale=scale, train=train, source=source, workers=workers, engine=engine,
-        address=address, progress=show_progress(quiet),
+        names, out=out, scale=scale, train=train, source=source, known=known, workers=workers,
+        engine=engine, address=address, progress=show_progress(quiet),
     )  # fmt: skip
     if not quiet:
         if len(result.claims):

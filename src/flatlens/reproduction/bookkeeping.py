@@ -13,7 +13,7 @@ import pandas as pd
 
 from flatlens.errors import FlatlensError
 from flatlens.reproduction import claims, timing
-from flatlens.reproduction.call_log import PROVENANCE, read_provenance
+from flatlens.reproduction.call_log import PROVENANCE, earlier_calls, read_provenance
 from flatlens.reproduction.json_files import json_value, write_json, write_text
 from flatlens.runs.provenance import provenance
 
@@ -36,7 +36,13 @@ def write_claims(table: pd.DataFrame, title: str, out: Path) -> list[Path]:
     ]
 
 
-def note_call(out: Path, scale: str, seconds: float, facts: Mapping[str, Any]) -> Path:
+def note_call(
+    out: Path,
+    scale: str,
+    seconds: float,
+    facts: Mapping[str, Any],
+    known: Path | str | None = None,
+) -> Path:
     """Add this command to the list in `provenance.json`; a damaged list begins anew.
 
     Args:
@@ -44,11 +50,12 @@ def note_call(out: Path, scale: str, seconds: float, facts: Mapping[str, Any]) -
         scale: the scale that was asked for.
         seconds: wall time of the call.
         facts: what else is known now, such as the number of runs.
+        known: file of records that the call went on with.
     """
     path = out / PROVENANCE
     calls: list[Any] = []
     with contextlib.suppress(FlatlensError):
-        calls = list(read_provenance(path)["calls"])
+        calls = list(read_provenance(earlier_calls(out, known))["calls"])
     command = "flatlens " + shlex.join(sys.argv[1:])
     call = {"command": command, "scale": scale, "wall_time": timing.duration(seconds)}
     content = {"calls": [*calls, provenance() | call], **facts}
@@ -61,10 +68,3 @@ def copy_provenance(source: Path, out: Path) -> list[Path]:
     if not old.is_file():
         return []
     return [write_json(out / PROVENANCE, read_provenance(old))]
-
-
-def run_counts(df: pd.DataFrame) -> dict[str, int]:
-    """How many runs a table has, how many are finished, and how many records there are."""
-    last = df.groupby("run").tail(1)
-    finished = int((last["step"] >= last["steps"]).sum())
-    return {"runs": len(last), "finished": finished, "records": len(df)}

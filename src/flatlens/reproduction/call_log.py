@@ -14,7 +14,7 @@ from flatlens.errors import FlatlensError
 from flatlens.files.reading import read_json
 from flatlens.files.schema import Field, checked
 from flatlens.reproduction.json_files import write_json
-from flatlens.reproduction.recipe_records import counts, frames_of_runs
+from flatlens.reproduction.recipe_records import Frames, counts, frames_of_runs, joined
 from flatlens.reproduction.timing import duration
 from flatlens.runs.provenance import provenance
 
@@ -22,6 +22,7 @@ PROVENANCE = "provenance.json"
 SCHEMA = {"calls": Field((list,), required=True), "networks": Field((dict,))}
 TEXT = Field((str,))
 CALL = {"command": TEXT, "scale": TEXT, "wall_time": TEXT}
+Known = tuple[Frames, Path | str | None]  # runs that were trained before, and their file
 
 
 def read_provenance(path: Path) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def scale_of(folder: Path) -> str:
 
 @contextmanager
 def logged_call(
-    out: Path, scale: str, source: Path | str | None, problems: list[str]
+    out: Path, scale: str, source: Path | str | None, problems: list[str], known: Known
 ) -> Iterator[None]:
     """Add this call to `provenance.json` at the end, also if Ctrl-C ends it.
 
@@ -58,19 +59,32 @@ def logged_call(
         scale: scale of the call.
         source: file of records; what is redrawn from it keeps the provenance of the records.
         problems: list to which a sentence is added if the old file is damaged.
+        known: records of runs that were trained before, and the file that they come from.
     """
     before = time.perf_counter()
     try:
         yield
     except KeyboardInterrupt:
-        problems += _add_call(out, scale, source, time.perf_counter() - before)
+        problems += _add_call(out, scale, source, time.perf_counter() - before, known)
         raise
-    problems += _add_call(out, scale, source, time.perf_counter() - before)
+    problems += _add_call(out, scale, source, time.perf_counter() - before, known)
 
 
-def _add_call(out: Path, scale: str, source: Path | str | None, seconds: float) -> list[str]:
+def earlier_calls(out: Path, source: Path | str | None) -> Path:
+    """Return the list of calls to go on with.
+
+    It is the one in `out`, else the one beside a file of records.
+    """
+    own = out / PROVENANCE
+    return own if source is None or own.exists() else Path(source).parent / PROVENANCE
+
+
+def _add_call(
+    out: Path, scale: str, source: Path | str | None, seconds: float, known: Known
+) -> list[str]:
     """Add a call to the list, or begin a new list if the old one is damaged and say so."""
-    old = (out if source is None else Path(source).parent) / PROVENANCE
+    frames, place = known
+    old = earlier_calls(out, place) if source is None else Path(source).parent / PROVENANCE
     content: dict[str, Any] = {"calls": []}
     problems = []
     if old.exists():
@@ -82,7 +96,7 @@ def _add_call(out: Path, scale: str, source: Path | str | None, seconds: float) 
         command = "flatlens " + shlex.join(sys.argv[1:])
         call = {"command": command, "scale": scale, "wall_time": duration(seconds)}
         content["calls"].append(provenance() | call)
-        frames = frames_of_runs(out, scale)
+        frames = joined(frames_of_runs(out, scale), frames)
         content["networks"] = {name: counts(df) for name, df in frames.items()}
     write_json(out / PROVENANCE, content)
     return problems

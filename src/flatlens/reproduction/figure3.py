@@ -28,9 +28,9 @@ from flatlens.reproduction.archive import read_records, write_records
 from flatlens.reproduction.figure3_claims import figure3_claims
 from flatlens.reproduction.figure3_recipe import Figure3Recipe, figure3_recipe
 from flatlens.reproduction.reproduce import RECORDS, Reproduction
+from flatlens.reproduction.training import train_configs
 from flatlens.runs import read_runs
 from flatlens.training.samples import load_data
-from flatlens.training.sweep import SweepError, sweep
 from flatlens.zoo.trained import measure_trained
 from flatlens.zoo.zoo import Zoo, zoo
 
@@ -107,11 +107,7 @@ def _train(
 ) -> None:
     """Train every model; failures are told at the end and stop no other model."""
     load_data(recipe.configs[0])  # missing data is refused before any training
-    grids = [{key: [v] for key, v in c.to_dict().items()} for c in recipe.configs]
-    try:
-        sweep({}, grids, out=place / "runs", progress=progress, **engine)
-    except SweepError as error:
-        problems.append(str(error))
+    problems += train_configs(recipe.configs, place / "runs", progress, **engine)
 
 
 def _measure(recipe: Figure3Recipe, place: Path, problems: list[str]) -> None:

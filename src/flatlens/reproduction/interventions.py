@@ -26,12 +26,18 @@ from flatlens.errors import FlatlensError
 from flatlens.figures.dose_response import dose_response
 from flatlens.figures.style import save
 from flatlens.reproduction import bookkeeping
-from flatlens.reproduction.archive import read_records, write_records
-from flatlens.reproduction.recipe import Recipe, read_recipe
-from flatlens.reproduction.recipe_records import Frames
+from flatlens.reproduction.archive import write_records
+from flatlens.reproduction.recipe import read_recipe
+from flatlens.reproduction.recipe_records import (
+    Frames,
+    counts,
+    frames_of_file,
+    frames_of_runs,
+    joined,
+    known_frames,
+)
 from flatlens.reproduction.reproduce import RECORDS, Reproduction
-from flatlens.reproduction.training import runs_of, train_recipes
-from flatlens.runs import read_runs
+from flatlens.reproduction.training import train_recipes
 
 NAME = "interventions"
 RECIPES = ("interventions_mlp", "interventions_vgg")
@@ -44,6 +50,7 @@ def interventions(
     scale: str = "desk",
     train: bool = True,
     source: Path | str | None = None,
+    known: Path | str | None = None,
     progress: bool | None = None,
     **engine: Any,
 ) -> Reproduction:
@@ -54,6 +61,7 @@ def interventions(
         scale: smoke or desk.
         train: whether to train; otherwise only what is there is drawn.
         source: a file of records to redraw from, without any training.
+        known: a file of records of runs that are finished already and not trained again.
         progress: show a progress bar; by default if a person looks at it.
         engine: further arguments of `sweep`.
 
@@ -67,11 +75,12 @@ def interventions(
     recipes = {name: read_recipe(name) for name in RECIPES}
     began, problems = time.perf_counter(), list[str]()
     if source is None:
+        there = known_frames(known, scale, recipes)
         if train:
-            problems += train_recipes(recipes.values(), scale, place, progress, **engine)
-        frames = _frames(place, recipes, scale, problems)
+            problems += train_recipes(recipes.values(), scale, place, progress, there, **engine)
+        frames = joined(frames_of_runs(place, scale, problems, recipes), there)
     else:
-        frames = _redrawable(Path(source))
+        frames = frames_of_file(Path(source), among=recipes)
     if not frames:
         raise FlatlensError(f"There are no records of {NAME} in {place}; train them first.")
     frames = {name: _without_nan(df) for name, df in frames.items()}
@@ -83,25 +92,12 @@ def interventions(
     write_records(frames, place / RECORDS)
     files += [*bookkeeping.write_claims(table, "Interventions", place), place / RECORDS]
     if source is None:
-        counts = {name: bookkeeping.run_counts(df) for name, df in frames.items()}
+        facts = {"networks": {name: counts(df) for name, df in frames.items()}}
         seconds = time.perf_counter() - began
-        files.append(bookkeeping.note_call(place, scale, seconds, {"networks": counts}))
+        files.append(bookkeeping.note_call(place, scale, seconds, facts, known))
     else:
         files += bookkeeping.copy_provenance(Path(source), place)
     return Reproduction(files, table, problems)
-
-
-def _frames(place: Path, recipes: dict[str, Recipe], scale: str, problems: list[str]) -> Frames:
-    """The records of every recipe that has some at this scale."""
-    frames: Frames = {}
-    for name, recipe in recipes.items():
-        if not any(runs_of(place, recipe).glob("*/records.jsonl")):
-            continue
-        df = read_runs(runs_of(place, recipe), damaged=problems)
-        df = df[df["run"].isin([config.name for config in recipe.configs(scale)])]
-        if len(df):
-            frames[name] = df.reset_index(drop=True)
-    return frames
 
 
 def _without_nan(df: pd.DataFrame) -> pd.DataFrame:
@@ -110,15 +106,6 @@ def _without_nan(df: pd.DataFrame) -> pd.DataFrame:
     return df.assign(
         **{name: column.where(column.notna(), None) for name, column in settings.items()}
     )
-
-
-def _redrawable(source: Path) -> Frames:
-    frames = read_records(source)
-    if unknown := set(frames) - set(RECIPES):
-        raise FlatlensError(
-            f"{source} has records of the recipe {min(unknown)!r}; {NAME} has {', '.join(RECIPES)}."
-        )
-    return frames
 
 
 def _drawn(frames: Frames, place: Path, problems: list[str]) -> list[Path]:

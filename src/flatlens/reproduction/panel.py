@@ -25,10 +25,9 @@ from flatlens.figures.style import save
 from flatlens.reproduction import bookkeeping
 from flatlens.reproduction.archive import read_records, write_records
 from flatlens.reproduction.recipe import Recipe, read_recipe
-from flatlens.reproduction.recipe_records import Frames
+from flatlens.reproduction.recipe_records import Frames, counts, frames_of_runs, runs_folder
 from flatlens.reproduction.reproduce import RECORDS, Reproduction
 from flatlens.reproduction.training import train_recipes
-from flatlens.runs import read_runs
 from flatlens.training.snapshot_panel import snapshot_panel
 
 NAME = "panel"
@@ -80,9 +79,9 @@ def panel(
     write_records(frames, place / RECORDS)
     files.append(place / RECORDS)
     if source is None:
-        counts = {name: bookkeeping.run_counts(df) for name, df in frames.items()}
+        facts = {name: counts(df) for name, df in frames.items()}
         seconds = time.perf_counter() - began
-        files.append(bookkeeping.note_call(place, scale, seconds, {"networks": counts}))
+        files.append(bookkeeping.note_call(place, scale, seconds, {"networks": facts}))
     else:
         files += bookkeeping.copy_provenance(Path(source), place)
     return Reproduction(files, pd.DataFrame(), problems)
@@ -91,16 +90,11 @@ def panel(
 def _frames(place: Path, recipes: dict[str, Recipe], scale: str, problems: list[str]) -> Frames:
     """The records of every recipe at this scale, with the quantities of their snapshots."""
     frames: Frames = {}
-    for name, recipe in recipes.items():
-        folder = place / "runs" / name
-        if not any(folder.glob("*/records.jsonl")):
-            continue
-        df = read_runs(folder, damaged=problems)
-        df = df[df["run"].isin([config.name for config in recipe.configs(scale)])]
+    for name, df in frames_of_runs(place, scale, problems, recipes).items():
         tables = []
         for run in df["run"].unique():
             try:
-                records = snapshot_panel(folder / str(run))
+                records = snapshot_panel(runs_folder(recipes[name], place) / str(run))
             except FlatlensError as error:
                 problems.append(str(error))
                 continue

@@ -58,10 +58,9 @@ class Recipe:
         seeds = settings.pop("seeds")
         followed = settings.pop("followed", seeds)
         own = settings.pop("grid", self.grid)  # a scale may have fewer configurations
-        grids: list[dict[str, Any]] = [{"seed": range(followed), **grid} for grid in own]
-        if followed < seeds:
-            rest = {"measure": ["end"], "seed": range(followed, seeds)}
-            grids += [rest | grid for grid in own]
+        grids = [{"seed": [seed], **grid} for seed in range(followed) for grid in own]
+        rest = {"measure": ["end"]}
+        grids += [{**rest, "seed": [s], **grid} for s in range(followed, seeds) for grid in own]
         return self.base | settings, grids
 
     def configs(self, scale: str) -> list[Config]:

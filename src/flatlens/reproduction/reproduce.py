@@ -32,10 +32,11 @@ from flatlens.reproduction.recipe_records import (
     Frames,
     frames_of_file,
     frames_of_runs,
-    runs_folder,
+    joined,
+    known_frames,
 )
+from flatlens.reproduction.training import missing_configs, train_recipes
 from flatlens.training.samples import load_data
-from flatlens.training.sweep import SweepError, sweep
 
 __all__ = ["Reproduction", "overview", "reproduce"]
 RECORDS = "records.jsonl.gz"
@@ -57,6 +58,7 @@ def reproduce(
     scale: str | None = None,
     train: bool = True,
     source: Path | str | None = None,
+    known: Path | str | None = None,
     progress: bool | None = None,
     **engine: Any,
 ) -> Reproduction:
@@ -72,6 +74,8 @@ def reproduce(
             scale.
         train: if False, draw only what is there.
         source: file of records to draw from, without training.
+        known: file of records of runs that are finished already. They are drawn with the others
+            and not trained again.
         progress: show a progress bar; by default on a terminal.
         engine: further arguments of `sweep`.
 
@@ -81,27 +85,25 @@ def reproduce(
     Raises:
         FlatlensError: if a name is unknown, data are missing, or `source` is damaged.
     """
-    out, known = Path(out), recipes()
+    out, every = Path(out), recipes()
     frames: Frames = {} if source is None else frames_of_file(Path(source), scale)
     scale = scale or "desk"
     if not names:
-        names = [name for recipe in frames for name in known[recipe].figures]
+        names = [name for recipe in frames for name in every[recipe].figures]
     wanted = drawings([COVERED.get((name, scale), name) for name in names])
+    there = known_frames(known, scale)
     train = train and source is None
     for name in wanted if train else ():
-        load_data(known[name].configs(scale)[0])  # refuse missing data before any work
+        for config in missing_configs(every[name], scale, there)[:1]:
+            load_data(config)  # refuse missing data before any work
     files: list[Path] = []
     problems: list[str] = []
-    with logged_call(out, scale, source, problems):
+    with logged_call(out, scale, source, problems, (there, known)):
         for name, figures in wanted.items():
-            try:
-                if train:
-                    place = runs_folder(known[name], out)
-                    sweep(*known[name].sweep(scale), out=place, progress=progress, **engine)
-            except SweepError as error:
-                problems.append(f"{name}: {error}")
+            if train:
+                problems += train_recipes([every[name]], scale, out, progress, there, **engine)
             if source is None:
-                frames = frames_of_runs(out, scale, problems)
+                frames = joined(frames_of_runs(out, scale, problems), there)
             drawn, reasons = draw_recipe(name, figures, frames, out)
             files += drawn
             problems += reasons

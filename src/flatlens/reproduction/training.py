@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from flatlens.reproduction.recipe import Recipe
+from flatlens.reproduction.recipe_records import Frames, runs_folder
+from flatlens.training.config import Config
 from flatlens.training.samples import load_data
 from flatlens.training.sweep import SweepError, sweep
 
 
-def runs_of(place: Path, recipe: Recipe) -> Path:
-    """Return the folder of the runs of a recipe."""
-    return place / "runs" / recipe.name
+def train_configs(
+    configs: Sequence[Config], folder: Path, progress: bool | None, **engine: Any
+) -> list[str]:
+    """Train the networks of some configs that are not finished, one run folder for each.
+
+    Args:
+        configs: what to train.
+        folder: folder of the runs.
+        progress: show a progress bar; by default if a person looks at it.
+        engine: further arguments of `sweep`.
+
+    Returns:
+        A sentence that names the runs that failed; empty if none did.
+    """
+    grids = [{key: [value] for key, value in config.to_dict().items()} for config in configs]
+    try:
+        if grids:
+            sweep({}, grids, out=folder, progress=progress, **engine)
+    except SweepError as error:
+        return [str(error)]
+    return []
 
 
 def train_recipes(
-    recipes: Collection[Recipe], scale: str, place: Path, progress: bool | None, **engine: Any
+    recipes: Collection[Recipe],
+    scale: str,
+    place: Path,
+    progress: bool | None,
+    known: Frames | None = None,
+    **engine: Any,
 ) -> list[str]:
     """Train the networks of recipes that are missing.
 
@@ -26,6 +51,7 @@ def train_recipes(
         scale: scale of the recipes.
         place: folder in which the folder of the runs is made.
         progress: show a progress bar; by default if a person looks at it.
+        known: records of finished runs, which are not trained again.
         engine: further arguments of `sweep`.
 
     Returns:
@@ -34,13 +60,20 @@ def train_recipes(
     Raises:
         FlatlensError: if data are missing; nothing is trained then.
     """
+    missing = {recipe.name: missing_configs(recipe, scale, known or {}) for recipe in recipes}
+    for configs in missing.values():
+        for config in configs[:1]:
+            load_data(config)  # missing data is refused before any training
     problems = []
     for recipe in recipes:
-        load_data(recipe.configs(scale)[0])  # missing data is refused before any training
-    for recipe in recipes:
-        try:
-            base, grids = recipe.sweep(scale)
-            sweep(base, grids, out=runs_of(place, recipe), progress=progress, **engine)
-        except SweepError as error:
-            problems.append(f"{recipe.name}: {error}")
+        failures = train_configs(
+            missing[recipe.name], runs_folder(recipe, place), progress, **engine
+        )
+        problems += [f"{recipe.name}: {failure}" for failure in failures]
     return problems
+
+
+def missing_configs(recipe: Recipe, scale: str, known: Frames) -> list[Config]:
+    """Return the configs of a recipe whose runs are not among known records."""
+    there = set(known[recipe.name]["run"]) if recipe.name in known else set()
+    return [config for config in recipe.configs(scale) if config.name not in there]
