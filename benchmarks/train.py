@@ -10,8 +10,8 @@ batches from a shuffled `DataLoader`. Ours includes everything that `flatlens tr
 that is not measured. All make the same number of steps from the same weights on the same data; a
 ratio is the median over repeats of the ratio within one repeat.
 
-`--interventions` compares a step with each penalty, with SAM and with ASAM with the loop *tensor*, a
-plain step of `torch.optim.SGD`. Our own plain step stands beside them.
+`--interventions` compares a step with each penalty, with SAM and with ASAM with the loop *tensor*,
+a plain step of `torch.optim.SGD`. Our own plain step stands beside them.
 """
 
 from __future__ import annotations
