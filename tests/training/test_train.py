@@ -212,6 +212,24 @@ def test_sgd_on_a_chain_makes_the_steps_of_torchs_sgd(build, schedule, decay):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("rule", ["sam", "asam"])
+def test_sam_on_a_chain_makes_the_steps_of_an_optimiser(rule):
+    torch.manual_seed(0)
+    network = chain_without_biases().double()
+    hooked = copy.deepcopy(network)
+    hooked[1].register_forward_hook(lambda *_: None)  # changes nothing, and leaves it to torch
+    part = Part(torch.randn(20, 6, 2).double(), torch.zeros(20), torch.randn(20, 3).double())
+    config = Config(optimizer=rule, lr=0.2, weight_decay=0.3, rho=0.4, steps=10)
+    for number, index in enumerate(torch.arange(20).split(4), 1):
+        losses = [
+            make_step(net, make_optimizer(net, config), part, config)(index, number)
+            for net in (network, hooked)
+        ]
+        torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
+    for a, b in zip(network.parameters(), hooked.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
 def with_a_hook():
     network = chain_with_image_inputs()
     network[1].register_forward_hook(lambda *_: None)

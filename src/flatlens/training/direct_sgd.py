@@ -31,50 +31,67 @@ BACKWARD: dict[type[nn.Module], Backward] = {
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def direct_step(
-    network: nn.Module, x: Tensor, loss_of: Callable[[Tensor], Tensor], lr: float, decay: float
-) -> Tensor:
-    """Make one step of SGD with the parameters of a chain.
+class DirectSGD:
+    """Steps of plain SGD with the parameters of a chain.
+
+    The tensors to change are those that the parameters have now. If the parameters have other
+    values during a step, the gradient is taken there and the step is made from the old values, as
+    SAM does it.
 
     Args:
         network: the chain, one for which `is_plain_chain` is true.
-        x: inputs of a batch.
-        loss_of: the loss of the outputs.
-        lr: learning rate.
-        decay: L2 weight decay, as in `torch.optim.SGD`.
-
-    Returns:
-        The loss of the batch before the step.
+        weight_decay: L2 weight decay, as in `torch.optim.SGD`.
     """
-    layers = list(network.children())
-    with torch.no_grad():
-        values = [x]  # the inputs of every layer, and the outputs
-        for layer in layers:
-            values.append(layer(values[-1]))
-    outputs = values[-1].detach().requires_grad_()
-    loss = loss_of(outputs)
-    (d,) = torch.autograd.grad(loss, outputs)
-    linear = [k for k, layer in enumerate(layers) if isinstance(layer, nn.Linear)]
-    with torch.no_grad():
-        for k in range(len(layers) - 1, min(linear) - 1, -1):
-            layer, h = layers[k], values[k]
-            if not isinstance(layer, nn.Linear):
-                d = BACKWARD[type(layer)](d, h, values[k + 1])
-                continue
-            # the layers below need the weight as it was in the forward pass
-            below = d @ layer.weight if k > min(linear) else d
-            _update(layer, d.reshape(-1, d.shape[-1]), h.reshape(-1, h.shape[-1]), lr, decay)
-            d = below
-    return loss.detach()
 
+    def __init__(self, network: nn.Module, weight_decay: float) -> None:
+        self.layers = list(network.children())
+        self.weight_decay = weight_decay
+        self._changed = {
+            k: (layer.weight.data, None if layer.bias is None else layer.bias.data)
+            for k, layer in enumerate(self.layers)
+            if isinstance(layer, nn.Linear)
+        }
 
-def _update(layer: nn.Linear, d: Tensor, h: Tensor, lr: float, decay: float) -> None:
-    shrink = 1 - lr * decay
-    layer.weight.addmm_(d.t(), h, beta=shrink, alpha=-lr)
-    if layer.bias is not None:
-        if decay:
-            layer.bias.mul_(shrink)
-        layer.bias.sub_(d.sum(0), alpha=lr)
+    def step(self, x: Tensor, loss_of: Callable[[Tensor], Tensor], lr: float) -> Tensor:
+        """Make one step.
+
+        Args:
+            x: inputs of a batch.
+            loss_of: the loss of the outputs.
+            lr: learning rate.
+
+        Returns:
+            The loss of the batch before the step.
+        """
+        with torch.no_grad():
+            values = [x]  # the inputs of every layer, and the outputs
+            for layer in self.layers:
+                values.append(layer(values[-1]))
+        outputs = values[-1].detach().requires_grad_()
+        loss = loss_of(outputs)
+        (d,) = torch.autograd.grad(loss, outputs)
+        lowest = min(self._changed)
+        with torch.no_grad():
+            for k in range(len(self.layers) - 1, lowest - 1, -1):
+                layer, h = self.layers[k], values[k]
+                if not isinstance(layer, nn.Linear):
+                    d = BACKWARD[type(layer)](d, h, values[k + 1])
+                    continue
+                # the layers below need the weight as it was in the forward pass
+                below = d @ layer.weight if k > lowest else d
+                self._change(k, d.reshape(-1, d.shape[-1]), h.reshape(-1, h.shape[-1]), lr)
+                d = below
+        return loss.detach()
+
+    def _change(self, k: int, d: Tensor, h: Tensor, lr: float) -> None:
+        """Change weight and bias of one layer, from its inputs and output gradients."""
+        weight, bias = self._changed[k]
+        shrink = 1 - lr * self.weight_decay
+        weight.addmm_(d.t(), h, beta=shrink, alpha=-lr)
+        if bias is not None:
+            if self.weight_decay:
+                bias.mul_(shrink)
+            bias.sub_(d.sum(0), alpha=lr)
 
 
 def is_plain_chain(network: nn.Module) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from flatlens.errors import FlatlensError, first_line
 from flatlens.training.ascent import ascend, placed
 from flatlens.training.config import RHO, Config
-from flatlens.training.direct_sgd import direct_step, is_plain_chain
+from flatlens.training.direct_sgd import DirectSGD, is_plain_chain
 from flatlens.training.penalised_steps import objective
 from flatlens.training.samples import Part
 
@@ -89,30 +89,34 @@ def make_step(
         A function from the indices of a batch and the number of the step to the loss of the batch
         before the update.
     """
-    plain = config.optimizer == "sgd" and config.penalty is None and config.augment is None
-    if plain and is_plain_chain(network):
-        return _direct_step(network, part, config)
-    minimised = make_objective(network, part, config)
+    gradients = _gradient_function(optimizer, make_objective(network, part, config))
+    direct = _direct_step(network, part, config)
     if config.optimizer in RHO:
-        return _sharpness_aware_step(optimizer, minimised, config)
+        return _sharpness_aware_step(optimizer, gradients, direct, config)
+    if direct is not None:
+        return direct
 
     def step(index: Tensor, number: int) -> Tensor:
-        loss = _gradients(optimizer, minimised, index, number)
+        loss = gradients(index, number)
         _update(optimizer, config, number)
         return loss
 
     return step
 
 
-def _direct_step(network: nn.Module, part: Part, config: Config) -> Step:
-    """Return a step of plain SGD on a chain of linear layers."""
+def _direct_step(network: nn.Module, part: Part, config: Config) -> Step | None:
+    """Return a step that plain SGD makes during the backward pass, or None where it cannot."""
+    simple = config.optimizer in ("sgd", "sam", "asam") and not config.penalty
+    if not simple or config.augment or not is_plain_chain(network):
+        return None
     x, targets = part.x, smoothed_targets(part, config)
     loss_of = loss_function(config.loss, config.label_smoothing)
+    direct = DirectSGD(network, config.weight_decay)
 
     def step(index: Tensor, number: int) -> Tensor:
-        chosen, lr = targets.index_select(0, index), learning_rate(config, number)
-        inputs = x.index_select(0, index)
-        return direct_step(network, inputs, lambda f: loss_of(f, chosen), lr, config.weight_decay)
+        chosen = targets.index_select(0, index)
+        inputs, lr = x.index_select(0, index), learning_rate(config, number)
+        return direct.step(inputs, lambda f: loss_of(f, chosen), lr)
 
     return step
 
@@ -133,11 +137,6 @@ def learning_rate(config: Config, step: int) -> float:
     return config.lr * 0.5 * (1 + math.cos(math.pi * share))
 
 
-def _update(optimizer: torch.optim.Optimizer, config: Config, step: int) -> None:
-    optimizer.param_groups[0]["lr"] = learning_rate(config, step)
-    optimizer.step()
-
-
 def make_objective(network: nn.Module, part: Part, config: Config) -> Objective:
     """Return the function that is minimised: the loss of a batch, plus a penalty if asked for."""
     x, targets = part.x, smoothed_targets(part, config)
@@ -150,28 +149,45 @@ def make_objective(network: nn.Module, part: Part, config: Config) -> Objective:
     return of_batch
 
 
-def _gradients(
-    optimizer: torch.optim.Optimizer, minimised: Objective, index: Tensor, step: int
-) -> Tensor:
-    optimizer.zero_grad()
-    loss, total = minimised(index, step)
-    total.backward()
-    return loss.detach()
+def _gradient_function(optimizer: torch.optim.Optimizer, minimised: Objective) -> Step:
+    """Return a function that leaves the gradients of a batch in the parameters."""
+
+    def gradients(index: Tensor, step: int) -> Tensor:
+        optimizer.zero_grad()
+        loss, total = minimised(index, step)
+        total.backward()
+        return loss.detach()
+
+    return gradients
+
+
+def _update(optimizer: torch.optim.Optimizer, config: Config, step: int) -> None:
+    optimizer.param_groups[0]["lr"] = learning_rate(config, step)
+    optimizer.step()
 
 
 def _sharpness_aware_step(
-    optimizer: torch.optim.Optimizer, minimised: Objective, config: Config
+    optimizer: torch.optim.Optimizer, gradients: Step, direct: Step | None, config: Config
 ) -> Step:
-    """Return a step that takes its gradient at the worst point nearby (Foret et al., 2021)."""
+    """Return a step that takes its gradient at the worst point nearby (Foret et al., 2021).
+
+    Args:
+        optimizer: the optimiser that follows the gradient.
+        gradients: leaves the gradients of a batch in the parameters.
+        direct: makes the step while it goes backwards, where the network allows it. It changes the
+            weights themselves also while the parameters have the values of the worst point.
+        config: the config.
+    """
     parameters = optimizer.param_groups[0]["params"]
     worst = [torch.empty_like(p) for p in parameters]  # memory that every step uses again
 
     def step(index: Tensor, number: int) -> Tensor:
-        loss = _gradients(optimizer, minimised, index, number)
+        loss = gradients(index, number)
         ascend(parameters, worst, config.radius, adaptive=config.optimizer == "asam")
         with placed(parameters, worst):
-            _gradients(optimizer, minimised, index, number)
-        _update(optimizer, config, number)
+            (direct or gradients)(index, number)
+        if direct is None:
+            _update(optimizer, config, number)
         return loss
 
     return step
