@@ -61,6 +61,8 @@ def _models(content: dict[str, Any], settings: dict[str, Any]) -> Iterator[Train
     for recipe in chosen:
         for family in families:
             network = content["families"][family]
-            fields = content["base"] | content["recipes"][recipe] | network | settings
+            fields = content["base"] | content["recipes"][recipe]
+            fields["steps"] = round(fields["steps"] * network.get("share_of_steps", 1))
+            fields |= {"model": network["model"], **settings}
             fields |= {"model_options": network["model_options"] | smaller}
             yield Trained(family, recipe, Config.from_dict(fields, "fig3.toml"))
