@@ -61,8 +61,8 @@ def _models(content: dict[str, Any], settings: dict[str, Any]) -> Iterator[Train
     for recipe in chosen:
         for family in families:
             network = content["families"][family]
-            fields = content["base"] | content["recipes"][recipe]
-            fields["steps"] = round(fields["steps"] * network.get("share_of_steps", 1))
-            fields |= {"model": network["model"], **settings}
+            own = network.get("recipes", {}).get(recipe, {})
+            fields = content["base"] | content["recipes"][recipe] | own | settings
+            fields |= {"model": network["model"]}
             fields |= {"model_options": network["model_options"] | smaller}
             yield Trained(family, recipe, Config.from_dict(fields, "fig3.toml"))
