@@ -75,6 +75,22 @@ def test_the_published_model_enters_no_number():
     pd.testing.assert_frame_equal(with_star, without)
 
 
+def test_estimates_below_zero_have_a_rank_and_are_named():
+    """Ranks of the paper's sharpness stay as they are when all of it moves below 0."""
+    df = made_up()
+    low = df.assign(adaptive_sharpness_paper=df["adaptive_sharpness_paper"] - 1.0)
+    below = low["adaptive_sharpness_paper"] <= 0
+    assert 0 < below.sum() < len(df) - 3
+    tables = [t[t["claim"] == "V1"].reset_index() for t in map(figure3_claims, (df, low))]
+    for name in ("value", "low", "high", "n", "verdict"):
+        pd.testing.assert_series_equal(tables[0][name], tables[1][name])
+    note = tables[1].loc[tables[1]["network"] == "the paper's estimators", "note"].iloc[0]
+    assert note.startswith("at or below 0: ")
+    assert note.count(",") + 1 == (below & (df["kind"] == "trained")).sum()
+    drawn = figure3(low).axes[1]
+    assert drawn.texts[-1].get_text() == f"not drawn: {note.count(',') + 1} models at or below 0"
+
+
 def test_too_few_models_are_inconclusive():
     assert set(figure3_claims(made_up().iloc[:2])["verdict"]) == {"inconclusive"}
 

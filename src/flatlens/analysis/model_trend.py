@@ -29,8 +29,30 @@ FEWEST_MODELS = 3  # A trend needs this many models, an interval this many class
 FAR = 2.0  # A class is off the trend from this many (robust) standard deviations on.
 
 
-def points(df: pd.DataFrame, x: str, y: str) -> tuple[pd.DataFrame, Array, Array, Any]:
+def estimates(df: pd.DataFrame, x: str, y: str) -> tuple[pd.DataFrame, Array, Array, Any]:
     """Select the models that have both numbers and whose Lanczos iteration converged.
+
+    An estimate of the sharpness from random perturbations may be negative. It has a rank, but no
+    place on a logarithmic axis.
+
+    Args:
+        df: table with columns `model`, `class`, `x` and `y`.
+        x: column of the horizontal axis.
+        y: column of the vertical axis.
+
+    Returns:
+        The table of these models, `x`, `y`, and the class of each model.
+
+    Raises:
+        FlatlensError: if fewer than three models remain.
+    """
+    run_table.require(df, ["model", "class", x, y])
+    a, b = run_table.numbers(df, x), run_table.numbers(df, y)
+    return _selected(df, a, b, np.isfinite(a) & np.isfinite(b) & converged(df))
+
+
+def points(df: pd.DataFrame, x: str, y: str) -> tuple[pd.DataFrame, Array, Array, Any]:
+    """Select the models of `estimates` whose numbers are positive, and take logarithms.
 
     Args:
         df: table with columns `model`, `class`, `x` and `y`.
@@ -43,15 +65,20 @@ def points(df: pd.DataFrame, x: str, y: str) -> tuple[pd.DataFrame, Array, Array
     Raises:
         FlatlensError: if fewer than three models remain.
     """
-    run_table.require(df, ["model", "class", x, y])
-    a, b = run_table.numbers(df, x), run_table.numbers(df, y)
-    good = np.isfinite(a) & np.isfinite(b) & (a > 0) & (b > 0) & converged(df)
+    df, a, b, _ = estimates(df, x, y)
+    df, a, b, classes = _selected(df, a, b, (a > 0) & (b > 0))
+    return df, np.log10(a), np.log10(b), classes
+
+
+def _selected(
+    df: pd.DataFrame, a: Array, b: Array, good: Any
+) -> tuple[pd.DataFrame, Array, Array, Any]:
     if good.sum() < FEWEST_MODELS:
         raise FlatlensError(
             f"Figure 3 needs {FEWEST_MODELS} models or more, there are {good.sum()}."
         )
     df = df[good]
-    return df, np.log10(a[good]), np.log10(b[good]), df["class"].astype(str).to_numpy()
+    return df, a[good], b[good], df["class"].astype(str).to_numpy()
 
 
 def order(classes: Any) -> list[str]:

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from flatlens.analysis import run_table as records
-from flatlens.analysis.model_trend import order, points, rank_correlation
+from flatlens.analysis.model_trend import estimates, order, points, rank_correlation
 from flatlens.analysis.statistics import Array
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, counted
 from flatlens.figures import style
 from flatlens.figures.correlations import number
 from flatlens.figures.trend_line import draw_trend
@@ -31,7 +31,9 @@ def figure3(df: pd.DataFrame) -> Figure:
 
     Colours are families, shapes are recipes of training, bars are standard errors over images. The
     line is Theil and Sen's through the models that were trained here. A model with published
-    weights on other images (`kind` is "published") is a star of its own and enters no number.
+    weights on other images (`kind` is "published") is a star of its own and enters no number. A
+    model whose estimate is not positive has no place on the axes: it enters the rank correlation,
+    and the panel says how many there are.
 
     Args:
         df: one row for each model with `class`, `training`, `kind` and the columns of a zoo.
@@ -70,6 +72,9 @@ def _panel(ax: Axes, df: pd.DataFrame, columns: tuple[str, str]) -> None:
         if all(name in star and star[name] > 0 for name in columns):
             ax.plot(star[columns[0]], star[columns[1]], marker="*", ms=7, color="0.2", ls="none")
     ax.set_xlabel("adaptive sharpness")
+    if missing := len(estimates(trained(df), *columns)[0]) - len(used):
+        text = f"not drawn: {counted(missing, 'model')} at or below 0"
+        ax.text(0.03, 0.97, text, transform=ax.transAxes, va="top", fontsize=6)
 
 
 def _points(
@@ -97,7 +102,7 @@ def _order(df: pd.DataFrame) -> tuple[list[str], list[str]]:
 
 
 def _told(df: pd.DataFrame, columns: tuple[str, str]) -> str:
-    _, a, b, families = points(trained(df), *columns)
+    _, a, b, families = estimates(trained(df), *columns)
     e = rank_correlation(a, b, families)
     interval = f" [{number(e.low)}, {number(e.high)}]" if np.isfinite(e.low) else ""
     return f"ρ {number(e.value)}{interval}"

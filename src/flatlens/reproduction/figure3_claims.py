@@ -10,7 +10,13 @@ import pandas as pd
 
 from flatlens.analysis.claim_results import Result
 from flatlens.analysis.claim_tests import ClaimTests
-from flatlens.analysis.model_trend import outliers, points, rank_correlation, trend
+from flatlens.analysis.model_trend import (
+    estimates,
+    outliers,
+    points,
+    rank_correlation,
+    trend,
+)
 from flatlens.analysis.statistics import Interval, wilson
 from flatlens.errors import FlatlensError
 from flatlens.figures.figure3 import ESTIMATORS, trained
@@ -43,16 +49,17 @@ def figure3_claims(df: pd.DataFrame) -> pd.DataFrame:
 def _V1(df: pd.DataFrame, name: str, columns: tuple[str, str]) -> Iterator[Result]:
     evidence = ClaimTests("V1", name, df, {})
     try:
-        _, a, b, families = points(trained(df), *columns)
+        _, a, b, families = estimates(trained(df), *columns)
     except FlatlensError as error:
         yield evidence.result("-", "-", RHO, _nothing(), note=f"{error}"[:-1])
         return
     e = _over_families(a, b, families)
-    yield evidence.result(f"{columns[1]} with {columns[0]}", "all families", RHO, e)
+    part = f"{columns[1]} with {columns[0]}"
+    yield evidence.result(part, "all families", RHO, e, note=_not_positive(df, columns))
     if name == "true numbers":
         return
     for estimated, true in zip(columns, ESTIMATORS["true numbers"], strict=True):
-        _, a, b, families = points(trained(df), true, estimated)
+        _, a, b, families = estimates(trained(df), true, estimated)
         agreement = _over_families(a, b, families)
         part = f"{estimated} with {true}"
         yield evidence.result(part, "all families", RHO, agreement, main=False)
@@ -80,7 +87,16 @@ def _V2(df: pd.DataFrame, name: str, columns: tuple[str, str]) -> Iterator[Resul
         share = float(upper_left[mobile].mean())
         estimate = Interval(share, *wilson(share, n), n, share, units=n)
     part, statistic = "MobileViT at the upper left", "share of its models"
+    if _not_positive(df, columns):
+        note = f"{note}; the trend is drawn without those at or below 0"
     yield evidence.result(part, "mobilevit", statistic, estimate, bar=0.5, note=note)
+
+
+def _not_positive(df: pd.DataFrame, columns: tuple[str, str]) -> str:
+    """Name the models with an estimate that has no logarithm; empty if there are none."""
+    used, a, b, _ = estimates(trained(df), *columns)
+    names = [f"{row['class']} {row['training']}" for _, row in used[(a <= 0) | (b <= 0)].iterrows()]
+    return f"at or below 0: {', '.join(names)}" if names else ""
 
 
 def _nothing() -> Interval:
