@@ -115,9 +115,12 @@ def _legend(figure: Figure, df: pd.DataFrame) -> None:
     labels = [*families, *(recipe.replace("_", " ") for recipe in recipes)]
     for _, star in df[df["kind"] == "published"].iterrows():
         handles.append(Line2D([], [], marker="*", ms=6, color="0.2", ls="none"))
-        labels.append(f"{star['model']}, ImageNet")
+        name = str(star["model"]).split("_patch")[
+            0
+        ]  # the size of patches is too long for the legend
+        labels.append(f"{name}, ImageNet")
     figure.legend(
-        handles, labels, loc="outside upper center", ncols=6, handletextpad=0.1,
+        handles, labels, loc="outside upper center", ncols=5, handletextpad=0.1,
         title=f"{len(trained(df))} models; Spearman's ρ with its interval over families",
         title_fontsize=style.RC["legend.fontsize"],
     )  # fmt: skip
