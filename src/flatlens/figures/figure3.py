@@ -115,9 +115,8 @@ def _legend(figure: Figure, df: pd.DataFrame) -> None:
     labels = [*families, *(recipe.replace("_", " ") for recipe in recipes)]
     for _, star in df[df["kind"] == "published"].iterrows():
         handles.append(Line2D([], [], marker="*", ms=6, color="0.2", ls="none"))
-        name = str(star["model"]).split("_patch")[
-            0
-        ]  # the size of patches is too long for the legend
+        # the size of the patches is too long for the legend
+        name = str(star["model"]).split("_patch")[0]
         labels.append(f"{name}, ImageNet")
     figure.legend(
         handles, labels, loc="outside upper center", ncols=5, handletextpad=0.1,

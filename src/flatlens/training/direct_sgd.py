@@ -5,8 +5,8 @@ A step of SGD on a linear layer with inputs h and output gradients d is
     W <- (1 - lr decay) W - lr d^T h,    b <- (1 - lr decay) b - lr sum_i d_i
 
 One matrix product does all of it for W. An optimiser needs the gradient first, which is written,
-read again and added: with small batches these passes over the weights and the bookkeeping of
-autograd take half of the step. The result is that of `torch.optim.SGD` but for rounding.
+read again and added. With small batches these passes over the weights and the bookkeeping of
+autograd take about a fifth of the step. The result is that of `torch.optim.SGD` but for rounding.
 """
 
 from __future__ import annotations
