@@ -35,8 +35,7 @@ from flatlens.reproduction.recipe_records import (
     joined,
     known_frames,
 )
-from flatlens.reproduction.training import missing_configs, train_recipes
-from flatlens.training.samples import load_data
+from flatlens.reproduction.training import require_data, train_recipe
 
 __all__ = ["Reproduction", "overview", "reproduce"]
 RECORDS = "records.jsonl.gz"
@@ -93,15 +92,14 @@ def reproduce(
     wanted = drawings([COVERED.get((name, scale), name) for name in names])
     there = known_frames(known, scale)
     train = train and source is None
-    for name in wanted if train else ():
-        for config in missing_configs(every[name], scale, there)[:1]:
-            load_data(config)  # refuse missing data before any work
+    if train:
+        require_data([every[name] for name in wanted], scale, there)
     files: list[Path] = []
     problems: list[str] = []
     with logged_call(out, scale, source, problems, (there, known)):
         for name, figures in wanted.items():
             if train:
-                problems += train_recipes([every[name]], scale, out, progress, there, **engine)
+                problems += train_recipe(every[name], scale, out, progress, there, **engine)
             if source is None:
                 frames = joined(frames_of_runs(out, scale, problems), there)
             drawn, reasons = draw_recipe(name, figures, frames, out)

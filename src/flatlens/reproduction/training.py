@@ -60,17 +60,37 @@ def train_recipes(
     Raises:
         FlatlensError: if data are missing; nothing is trained then.
     """
-    missing = {recipe.name: missing_configs(recipe, scale, known or {}) for recipe in recipes}
-    for configs in missing.values():
-        for config in configs[:1]:
-            load_data(config)  # missing data is refused before any training
+    require_data(recipes, scale, known or {})
     problems = []
     for recipe in recipes:
-        failures = train_configs(
-            missing[recipe.name], runs_folder(recipe, place), progress, **engine
-        )
-        problems += [f"{recipe.name}: {failure}" for failure in failures]
+        problems += train_recipe(recipe, scale, place, progress, known or {}, **engine)
     return problems
+
+
+def require_data(recipes: Collection[Recipe], scale: str, known: Frames) -> None:
+    """Load the data that the missing runs of recipes need, so that training never begins without.
+
+    Raises:
+        FlatlensError: if data are missing.
+    """
+    for recipe in recipes:
+        for config in missing_configs(recipe, scale, known)[:1]:
+            load_data(config)
+
+
+def train_recipe(
+    recipe: Recipe, scale: str, place: Path, progress: bool | None, known: Frames, **engine: Any
+) -> list[str]:
+    """Train the networks of one recipe that are missing.
+
+    The arguments are those of `train_recipes`.
+
+    Returns:
+        A sentence that begins with the name of the recipe if some run failed; empty otherwise.
+    """
+    configs = missing_configs(recipe, scale, known)
+    failures = train_configs(configs, runs_folder(recipe, place), progress, **engine)
+    return [f"{recipe.name}: {failure}" for failure in failures]
 
 
 def missing_configs(recipe: Recipe, scale: str, known: Frames) -> list[Config]:
