@@ -156,6 +156,32 @@ def test_what_float32_loses_is_measured_in_float64(quantities):
     assert any("float64 copy" in note for note in m.probe.notes)
 
 
+def confident_segmentation(margin: float) -> nn.Sequential:
+    """A softmax over two classes at every pixel, whose logits differ by about twice the margin."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 1), nn.Softmax(1))
+    net[2].bias.data = torch.tensor([margin, -margin])
+    return net
+
+
+@pytest.mark.parametrize("margin", [8.0, 10.0, 12.0])
+def test_a_sketch_measures_in_float64_what_float32_loses(margin):
+    x = torch.randn(2, 2, 8, 8, generator=torch.Generator().manual_seed(1))
+    p = fl.sketch(confident_segmentation(margin), x, directions=4)
+    q = fl.probe(confident_segmentation(margin).double(), x.double())
+    assert p.input.singular[:, 0] == pytest.approx(q.input.singular[:, 0], rel=1e-2)
+    assert any("float64 copy" in note for note in p.notes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_derivative_that_float64_loses_is_noted_and_no_sketch_is_taken(dtype):
+    net = confident_segmentation(18.0).to(dtype)
+    x = torch.randn(2, 2, 8, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
+    with pytest.raises(fl.FlatlensError, match=r"sample 0 is mostly rounding.*logits"):
+        fl.sketch(net, x, directions=4)
+    assert any("mostly rounding, also in float64" in note for note in fl.probe(net, x).notes)
+
+
 def test_what_float32_loses_in_a_later_batch_is_refused_by_name():
     net, x = nn.Sequential(nn.Linear(2, 2), nn.Softmax(1)), torch.randn(3, 2)
     net[0].weight.data = torch.eye(2)

@@ -37,6 +37,11 @@ CHECKS = 3  # random directions that products are compared along
 CHECK_SEED = 20230
 REFUSED = 0.1  # a relative error from which a product is not the derivative that autograd takes
 
+
+class ProductsDisagreeError(FlatlensError):
+    """No way to take products with the Jacobian agrees with gradients."""
+
+
 Replay = Callable[[Mapping[Place, Change]], Tensor]  # runs the network again and returns f
 
 
@@ -303,7 +308,7 @@ class ForwardProducts:
         poor = outcome.relative > REFUSED
         if bool(poor.any()):
             sample = self.setup.forward.start + int(poor.nonzero()[0])
-            raise FlatlensError(
+            raise ProductsDisagreeError(
                 "Lanczos needs products with the Jacobian that this network does not give "
                 f"({self.way.why}), and differences of the outputs of sample {sample} do not "
                 'agree with its gradients; use method="exact"'

@@ -2,7 +2,8 @@
 
 A confident softmax is an example: its backward pass subtracts numbers that agree to all digits, so
 that a part of a small derivative is lost. Samples of a float32 network are then measured in
-float64. A network that is measured in half precision on request is refused.
+float64. A network that is measured in half precision on request is refused. In float64 there is
+nothing wider to turn to, so the result has a note.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from flatlens.probes import InputProbe, LayerProbe, Probe
 
 SMALL = 1e-5  # a derivative below this may be what rounding left of larger numbers
 LOST = 1e-2  # relative error of a derivative that has lost its digits
+LOGITS = "measure outputs that lie before the rounding, such as logits instead of probabilities"
+ROUNDED = f"some derivatives are mostly rounding, also in float64; {LOGITS}"
 
 
 class NeedsFloat64Error(FlatlensError):
@@ -33,6 +36,15 @@ class NeedsFloat64Error(FlatlensError):
         super().__init__(
             f"the derivative of sample {sample} is too small for float32, which loses its digits; "
             "measure the network in float64 (model.double(), x.double())"
+        )
+
+
+class LostInFloat64Error(FlatlensError):
+    """Products with a derivative that is lost in float64 contradict one another."""
+
+    def __init__(self, sample: int) -> None:
+        super().__init__(
+            f"the derivative of sample {sample} is mostly rounding, also in float64; {LOGITS}"
         )
 
 
@@ -62,7 +74,7 @@ def check_not_vanishing(chunk: ChunkColumns, start: int, precision: torch.dtype)
     if columns:
         tops = torch.stack([column.double() for column in columns], 1)
         vanishing = ((tops > 0) & (tops < torch.finfo(precision).tiny)).any(1)
-        _refuse(vanishing, start, precision)
+        refuse_lost(vanishing, start, precision)
 
 
 def small_derivatives(chunk: ChunkColumns, precision: torch.dtype) -> Bool[Tensor, " b"]:
@@ -83,18 +95,14 @@ def small_derivatives(chunk: ChunkColumns, precision: torch.dtype) -> Bool[Tenso
     return (total > 0) & (total < small**2)
 
 
-def check_linear(forward: Forward, samples: Bool[Tensor, " b"], start: int) -> None:
-    """Refuse samples whose derivative along v + w is not the sum of those along v and w.
+def lost_digits(forward: Forward) -> Bool[Tensor, " b"]:
+    """Return the samples whose derivative along v + w is not the sum of those along v and w.
 
     The outputs are split at random, so that outputs whose derivatives cancel fall apart.
-
-    Raises:
-        NeedsFloat64Error: if the derivative of one of ``samples`` is lost in rounding.
-        LostInHalfPrecisionError: the same of a network that is measured in half precision.
     """
     f, edges = forward.f, [e for e in forward.edges if e.node in forward.graph.nodes]
     if not edges or f.shape[1] == 1:
-        return
+        return torch.zeros(len(f), dtype=torch.bool, device=f.device)
     generator = torch.Generator().manual_seed(0)
     v = torch.randn(f.shape[1], generator=generator, dtype=torch.float64, device="cpu").to(f)
     chosen = (torch.rand(f.shape[1], generator=generator) < 0.5).to(f.device)
@@ -105,8 +113,7 @@ def check_linear(forward: Forward, samples: Bool[Tensor, " b"], start: int) -> N
 
     together, apart = along(v), along(v * chosen) + along(v * ~chosen)
     limit = LOST if forward.half is None else max(LOST, 32 * torch.finfo(forward.half).eps)
-    lost = samples & (relative(together - apart, apart) > limit)
-    _refuse(lost, start, forward.half or torch.float32)
+    return relative(together - apart, apart) > limit
 
 
 def check_squares(p: Probe) -> None:
@@ -162,10 +169,22 @@ def _lacks_rank(part: InputProbe | LayerProbe) -> bool:
     return bool(((part.rank >= 0) & (part.rank < room) & (part.singular[:, 0] > 0)).any())
 
 
-def _refuse(bad: Bool[Tensor, " b"], start: int, precision: torch.dtype) -> None:
-    if not unusual(bad.any()):
+def refuse_lost(lost: Bool[Tensor, " b"], start: int, precision: torch.dtype) -> None:
+    """Refuse a network with samples whose derivatives are lost.
+
+    Args:
+        lost: the samples.
+        start: the number of the first sample.
+        precision: the precision that the network is measured in.
+
+    Raises:
+        NeedsFloat64Error: in float32.
+        LostInHalfPrecisionError: in half precision.
+        LostInFloat64Error: in float64.
+    """
+    if not unusual(lost.any()):
         return
-    sample = start + int(bad.nonzero()[0])
+    sample = start + int(lost.nonzero()[0])
     if precision in HALF:
         raise LostInHalfPrecisionError(sample, precision)
-    raise NeedsFloat64Error(sample)
+    raise LostInFloat64Error(sample) if precision == torch.float64 else NeedsFloat64Error(sample)

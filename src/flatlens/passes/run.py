@@ -32,16 +32,19 @@ from flatlens.passes.choice import Choice, choose
 from flatlens.passes.columns import ChunkColumns, ColumnTable
 from flatlens.passes.exact import Exact
 from flatlens.passes.forward import Forward, Subject
+from flatlens.passes.forward_products import ProductsDisagreeError
 from flatlens.passes.gradient_norms import GradientNorms
 from flatlens.passes.independence import Layouts, NeedsSinglesError, check_subset
 from flatlens.passes.input_choice import InputChoice, choose_inputs
 from flatlens.passes.needs import CHAIN
 from flatlens.passes.plan import reaching_calls
 from flatlens.passes.precision import (
-    check_linear,
+    ROUNDED,
     check_not_vanishing,
     check_squares,
+    lost_digits,
     rank_note,
+    refuse_lost,
     small_derivatives,
 )
 from flatlens.passes.request import Request
@@ -313,11 +316,14 @@ class _Pass:
         single = (None,) * len(forward.recording.calls)
         layouts = arrangement.layouts if inputs.n > 1 else single
         chain = self._chain(forward, layouts)  # before the graph is freed
-        chunk = self.strategy.measure(inputs, forward, layouts)
+        try:
+            chunk = self.strategy.measure(inputs, forward, layouts)
+        except ProductsDisagreeError:
+            self._refuse_rounding(inputs)
+            raise
         if chunk.layers:
             chunk = replace(chunk, chain=chain)
-        if self.subject.dtype != torch.float64:
-            self._check_digits(inputs, chunk, layouts)
+        self._check_digits(inputs, chunk, layouts)
         self.table.check(chunk.columns)
         return chunk
 
@@ -328,22 +334,34 @@ class _Pass:
         calls, _ = reaching_calls(forward, layouts)
         return find_chain(forward.f, forward.graph, forward.edges, calls)
 
+    def _refuse_rounding(self, inputs: Inputs) -> None:
+        """Refuse a chunk whose derivatives are lost in rounding; return if they are not."""
+        refuse_lost(lost_digits(self._forward(inputs)), self.table.n, self.subject.dtype)
+
     def _check_digits(self, inputs: Inputs, chunk: ChunkColumns, layouts: Layouts) -> None:
-        """See that small derivatives of a network below float64 have their digits."""
-        check_not_vanishing(chunk, self.table.n, self.subject.dtype)
+        """See that small derivatives have their digits."""
+        wide, start = self.subject.dtype == torch.float64, self.table.n
+        if not wide:
+            check_not_vanishing(chunk, start, self.subject.dtype)
         small = small_derivatives(chunk, self.subject.dtype)
-        zero = zero_samples(chunk)
         if unusual(small.any()):
-            check_linear(self._forward(inputs), small, self.table.n)
-        if unusual(zero.any()):
+            lost = small & lost_digits(self._forward(inputs))
+            if not wide:
+                refuse_lost(lost, start, self.subject.dtype)
+            elif unusual(lost.any()):
+                self._note_once(ROUNDED)
+        zero = zero_samples(chunk)
+        if not wide and unusual(zero.any()):
             assert self.arrangement is not None
-            plan, start = self.arrangement.plan, self.table.n
             if self.subject.half is None:
-                note = check_zeros(self.subject, inputs, plan, layouts, start)
+                plan = self.arrangement.plan
+                self._note_once(check_zeros(self.subject, inputs, plan, layouts, start))
             else:  # it was asked for as it is
-                note = ZERO_IN_HALF_PRECISION
-            if note and note not in self.notes:
-                self.notes.append(note)
+                self._note_once(ZERO_IN_HALF_PRECISION)
+
+    def _note_once(self, note: str) -> None:
+        if note and note not in self.notes:
+            self.notes.append(note)
 
     def _forward(self, inputs: Inputs) -> Forward:
         """Run a chunk; where it overwrites tensors that the trial did not, clone all of them."""
