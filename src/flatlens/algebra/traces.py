@@ -1,11 +1,18 @@
 """A trace and a top eigenvalue from products alone, with an honest error.
 
-Traces take Hutch++ (Meyer, Musco, Musco and Woodruff 2021): a sketch finds the large eigenvalues,
-whose part is exact; random signs g estimate the rest, the mean of g^T P A P g with P the projection
-off the sketch. Given the sketch these are independent and unbiased: their spread is an honest
-error. XTrace (Epperly, Tropp and Webber 2024) is 1.1 to 2 times more accurate at the same cost, but
-the error it gives is too small: on Hessians of small networks its 95 % intervals held the trace in
-79 to 94 % of 400 repeats, those of Hutch++ in 93 to 96 %.
+Traces take Hutch++ (Meyer, Musco, Musco and Woodruff 2021). A sketch finds the large eigenvalues,
+and their part of the trace is exact. Random signs g estimate the rest, the mean of g^T P A P g,
+where P projects off the sketch. Given the sketch, these values are independent and unbiased, so
+their spread is an honest error.
+
+XTrace (Epperly, Tropp and Webber 2024) is 1.1 to 2 times more accurate at the same cost, but the
+error that it gives is too small. The table shows how often 95 % intervals held the true trace of
+Hessians of small networks, in 400 repeats.
+
+| estimator | coverage of 95 % intervals |
+| --------- | -------------------------- |
+| Hutch++   | 93 to 96 %                 |
+| XTrace    | 79 to 94 %                 |
 """
 
 from __future__ import annotations
@@ -23,7 +30,7 @@ from flatlens.errors import FlatlensError
 
 VECTORS = 1 << 30  # bytes that the vectors of an estimate may take
 Array = np.ndarray
-FEWEST = 8  # terms whose scatter is believed: two or three may agree by chance
+FEWEST = 8  # fewest terms that give a standard error: two or three may agree by chance
 LIMIT = 2000  # products at most, however small rtol is
 Rows = Float[Tensor, "k P"]
 Products = Callable[[Tensor], Tensor]  # rows v -> rows A v
@@ -33,10 +40,10 @@ Products = Callable[[Tensor], Tensor]  # rows v -> rows A v
 class Estimate:
     """A number and how well it is known.
 
-    ``se`` is its standard error, from ``dof`` + 1 independent values (a Student interval has that
-    many degrees of freedom); 0 where the number is exact up to rounding, NaN where nothing tells
-    it. ``converged`` is False where a limit stopped the work before the accuracy asked for, and
-    ``note`` says so: ``float`` then refuses, ``.value`` is still what was found.
+    ``se`` is its standard error, from ``dof`` + 1 independent values; a Student interval has
+    ``dof`` degrees of freedom. It is 0 where the number is exact up to rounding, and NaN where it
+    is unknown. ``converged`` is False where a limit stopped the work before the requested accuracy;
+    ``note`` then says so. ``float`` of such an estimate raises; ``.value`` is the estimate so far.
     """
 
     value: float
@@ -71,11 +78,25 @@ def trace(
     limit: int,
     seed: int,
 ) -> Estimate:
-    """Tr A of a symmetric A of sum(sizes) rows, and its split over the blocks named in ``sizes``.
+    """Estimate the trace of a symmetric matrix A by Hutch++, and its split over named blocks.
 
-    ``directions`` products are spent, a third each on the sketch, its exact part and the rest; with
-    ``rtol`` more on the rest until the relative standard error is met or ``limit`` is reached.
-    Where all of A costs no more than that, it is taken column by column, and the error is 0.
+    A third of the products goes to the sketch, a third to its exact part, a third to the rest.
+    Where computing all of A costs no more, A is taken column by column, and the error is 0.
+
+    Args:
+        products: rows v -> rows A v.
+        sizes: number of rows of each block of A, by name. A has sum(sizes) rows.
+        like: a tensor of the right type and device.
+        directions: number of products.
+        rtol: relative standard error to reach with further products; None takes no further ones.
+        limit: most products with ``rtol``.
+        seed: of the random signs.
+
+    Returns:
+        The trace with its standard error, and both for each block.
+
+    Raises:
+        FlatlensError: if ``directions`` is below 2 or ``rtol`` is not positive.
 
     >>> A = torch.diag(torch.arange(5.0))
     >>> e = trace(lambda V: V @ A, {"a": 2, "b": 3}, A[0], directions=9, rtol=None, limit=9, seed=0)
@@ -106,13 +127,13 @@ def trace(
         m = len(terms)
         values, errors = fixed + terms.mean(0), terms.std(0) / m**0.5
         value, se = float(values.sum()), float(terms.sum(1).std()) / m**0.5
-        # Rounding is an error, too, where nothing is left to chance.
+        # Where nothing is random, rounding is still an error.
         se = max(se, 4 * torch.finfo(like.dtype).eps * float(values.abs().sum()))
         target = float("inf") if rtol is None else rtol * abs(value)
         converged = se <= target and (rtol is None or m >= FEWEST)
         if converged or used >= limit:
             break
-        # So many more, were the error to fall as it should; it is looked at again on the way.
+        # Directions still needed if the error falls as 1 / sqrt(m). The loop checks it again.
         wanted = max(FEWEST - m, m * ((se / target) ** 2 - 1)) if target else float("inf")
         if min(wanted, limit - used) >= P:
             return _column_by_column(products, sizes, like, at_once, used + P)
@@ -137,7 +158,7 @@ class _Signs:
         self.generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, k: int) -> Rows:
-        # Eight signs a byte: to draw one by one would take longer than their products.
+        # Draw eight signs as one byte: drawing them one by one takes longer than their products.
         shape = (k, -(-self.size // 8))
         drawn = torch.randint(256, shape, generator=self.generator, dtype=torch.uint8, device="cpu")
         bits = torch.from_numpy(np.unpackbits(drawn.numpy(), axis=1, count=self.size))
@@ -145,18 +166,18 @@ class _Signs:
 
 
 def _split(terms: Rows, sizes: dict[str, int]) -> Float[Tensor, "k s"]:
-    """The sum of each row over each block, float64."""
+    """Sum each row over each block, in float64."""
     terms_by_block = terms.split(list(sizes.values()), 1)
     return torch.stack([part.sum(1, dtype=torch.float64) for part in terms_by_block], 1).cpu()
 
 
 def _off(Q: Float[Tensor, "q P"], v: Rows) -> Rows:
-    """v without its part in the rows of Q."""
+    """Return v without its part in the rows of Q."""
     return v - (v @ Q.mT) @ Q
 
 
 def _known(Q: Rows, AQ: Rows) -> Rows:
-    """Terms whose sum is the diagonal of A - P A P, P = 1 - Q^T Q.
+    """Return terms whose sum is the diagonal of A - P A P, P = 1 - Q^T Q.
 
     A - P A P = Q^T (Q A) + (A Q^T) Q - Q^T (Q A Q^T) Q, and its trace is that of Q A Q^T.
     """
@@ -182,7 +203,7 @@ def _column_by_column(
 def eigenvalue(
     products: Products, like: Tensor, size: int, *, rtol: float, max_iter: int, seed: int
 ) -> Estimate:
-    """The largest eigenvalue of a symmetric A by Lanczos, with the residual of its vector.
+    """Find the largest eigenvalue of a symmetric A by Lanczos, with the residual of its vector.
 
     The residual is the ``certificate``, which must be at most ``rtol`` |theta|.
 

@@ -1,4 +1,4 @@
-"""Choose the arguments of a model that a derivative is taken by."""
+"""Choose the arguments of a model to differentiate with respect to."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from flatlens.passes.forward import Forward
 
 @dataclass(frozen=True)
 class InputChoice:
-    """The arguments that a derivative is taken by, the same for all samples.
+    """The arguments to differentiate with respect to, the same for all samples.
 
     Attributes:
         differentiated: their keys.
         watched: keys of floating-point arguments that the output does not depend on.
         names: names of the arguments that stand for the network's input.
-        note: which floating-point arguments are left out and why, or "".
+        note: names the floating-point arguments that are left out, and why; or "".
     """
 
     differentiated: Sequence[Any]
@@ -31,11 +31,11 @@ class InputChoice:
     note: str = ""
 
     def apply(self, inputs: Inputs) -> Inputs:
-        """The same arguments with this choice."""
+        """Return the same arguments with this choice."""
         return inputs.choosing(self.differentiated, self.watched)
 
     def check(self, forward: Forward) -> None:
-        """Refuse a sample whose output depends on an argument that was left out.
+        """Raise if the output of a sample depends on an argument that was left out.
 
         Raises:
             FlatlensError: if another sample's output did not depend on that argument.
@@ -133,7 +133,7 @@ def _left_out(inputs: Inputs, names: dict[Any, str]) -> str:
 
 
 def argument_names(model: nn.Module, inputs: Inputs) -> dict[Any, str]:
-    """The name of each argument: its key, or the parameter of ``forward`` at its place."""
+    """Return the name of each argument: its key, or the parameter of ``forward`` that it fills."""
     if inputs.named:
         return {key: _spelt(key, str) for key in inputs.keys}
     try:
@@ -150,12 +150,12 @@ def argument_names(model: nn.Module, inputs: Inputs) -> dict[Any, str]:
 
 
 def _spelt(key: Any, name: Callable[[Any], str]) -> str:
-    """The name of an argument, and the path to the tensor where it is nested."""
+    """Return the name of an argument, and the path to the tensor if it is nested."""
     return name(key[0]) + key[1] if isinstance(key, tuple) else name(key)
 
 
 def _keys(name: str | int, names: dict[Any, str]) -> list[Any]:
-    """The keys of the argument with this name, or at this place; all tensors of a nested one."""
+    """Return the keys of the argument with this name or position; all tensors if it is nested."""
     if name in names:
         return [name]
     keys = [key for key, known in names.items() if known == name]

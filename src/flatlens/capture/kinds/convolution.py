@@ -259,7 +259,7 @@ def _with_batch(t: Tensor, weight: Tensor) -> Tensor:
 def _gathered(
     t: Float[Tensor, "k g f t"], layout: Layout | None, batch: int
 ) -> Float[Tensor, "b g f kt"]:
-    """Gather the images that belong to one sample into its positions."""
+    """Join the images that belong to one sample along the positions."""
     if layout is not None and layout.repeat == 1:
         return t
     t = split(t, layout, batch)
