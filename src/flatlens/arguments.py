@@ -52,7 +52,9 @@ def typed_arguments(function: F) -> F:
         try:
             given = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise FlatlensError(f"{function.__name__} cannot be called so: {error}") from None
+            raise FlatlensError(
+                f"{function.__name__} cannot be called with these arguments: {error}"
+            ) from None
         if not hints:
             hints.update(_hints(function))
         for name, value in given.arguments.items():

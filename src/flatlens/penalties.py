@@ -131,7 +131,9 @@ def sensitivity_penalty(
     """
     given = Inputs(x)
     if not given.floating:
-        raise FlatlensError("The input has only integers or masks; there is no derivative by it.")
+        raise FlatlensError(
+            "The input has only integers or masks; there is no derivative with respect to it."
+        )
     chosen = {id(t) for t in given.floating}
     differentiable = torch.is_grad_enabled()
     sources: list[Tensor] = []

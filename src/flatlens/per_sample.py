@@ -100,14 +100,14 @@ def without_squares(p: Probe) -> str:
     Derivatives are compared by their largest sample: a single sample that is dead but for a
     derivative of 1e-200 adds nothing to any sum. Activations divide, so the smallest one counts.
     """
-    sizes = [("the derivative by the input", p.input.singular[:, 0].max(initial=0.0))]
+    sizes = [("the derivative with respect to the input", p.input.singular[:, 0].max(initial=0.0))]
     for layer in p.layers:
         used, name = used_by(layer), layer.name
         norms, tops, x = norm_per_sample(layer)[used], layer.singular[used, 0], layer.x_norm[used]
         gradients = np.divide(tops * x, norms, out=np.zeros_like(x), where=norms > 0)
         sizes += [
             (f"the weight of {name}", norms.max(initial=0.0)),
-            (f"the derivative by the input of {name}", tops.max(initial=0.0)),
+            (f"the derivative with respect to the input of {name}", tops.max(initial=0.0)),
             (f"the gradient of {name}", gradients.max(initial=0.0)),
             (f"the input of {name}", x[x > 0].min(initial=1.0)),
         ]

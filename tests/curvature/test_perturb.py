@@ -177,7 +177,7 @@ def test_tokens_as_integers():
     e = hessian_trace(case.model, case.x, y, loss="cross_entropy", directions=ALL)
     expected = blocks(*full_hessian(case, y, "cross_entropy")[:2])
     assert e.per_layer == pytest.approx(expected, rel=RTOL)
-    with pytest.raises(FlatlensError, match="of integers"):
+    with pytest.raises(FlatlensError, match="holds integers"):
         input_sensitivity_ascent(case.model, case.x)
 
 

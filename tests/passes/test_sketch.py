@@ -614,7 +614,7 @@ def test_unconverged_is_flagged_and_noted(monkeypatch):
     (note,) = m.probe.notes
     assert "did not meet tolerance=" in note
     assert "in 3 steps" in note
-    assert "lower ends" in str(m)
+    assert "lower bounds" in str(m)
     exact = fl.probe(model, x)
     assert (m.probe.input.singular[:, 0] <= exact.input.singular[:, 0] * (1 + 1e-9)).all()
     assert np.isnan(m.probe.input.singular[:, 1:]).all()  # what is not known is not given

@@ -537,7 +537,7 @@ def text_file(folder):
         (None, ["runs", "--measure"], "has no checkpoint.safetensors to measure"),
         (None, ["runs", "--measurements", "m.json"], "Cannot read a measurement from m.json"),
         (no_measurement, ["runs", "--measurements", "m.json"], "not what flatlens measure --json"),
-        (broken_claims, ["."], "is no table of claims"),
+        (broken_claims, ["."], "is not a table of claims"),
     ],
 )  # fmt: skip
 def test_errors_are_one_sentence(

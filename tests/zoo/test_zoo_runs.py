@@ -145,7 +145,7 @@ def test_weights_of_several_origins_share_a_folder(settings, out, tmp_path):
 
 def test_a_folder_of_other_runs_is_refused(settings, out, nothing_runs):
     Run.open(out / "mlp", {"lr": 0.1, "model": "mlp"}).close()
-    with pytest.raises(FlatlensError, match="mlp is no run of a zoo"):
+    with pytest.raises(FlatlensError, match="mlp is not a run of a zoo"):
         zoo(["test_vit"], settings, out=out)
 
 

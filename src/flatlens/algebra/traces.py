@@ -61,7 +61,7 @@ class Estimate:
 
     def __float__(self) -> float:
         if not self.converged:
-            raise FlatlensError(f"{self.note}; take .value for what was found nevertheless")
+            raise FlatlensError(f"{self.note}; use .value for the estimate so far")
         return self.value
 
 

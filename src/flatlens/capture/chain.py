@@ -181,7 +181,7 @@ def _average_pool(node: Any, _: Any) -> float:
     kernel = node._saved_kernel_size
     reads = _reads(kernel, node._saved_stride, [])
     if getattr(node, "_saved_divisor_override", None) is not None:
-        raise _NoChainError("an average pooling has a divisor of its own")
+        raise _NoChainError("an average pooling sets its own divisor")
     # A window at the border may divide by fewer entries than the kernel has.
     plain = not any(node._saved_padding) and not node._saved_ceil_mode
     return sqrt(reads / prod(kernel)) if plain else sqrt(reads)

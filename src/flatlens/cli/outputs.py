@@ -29,7 +29,7 @@ def check_output_file(path: Path, is_own: Callable[[Path], bool], what: str) -> 
     if stat.S_ISDIR(mode):
         raise FlatlensError(f"{path} is a folder; name a file for {what}.")
     if not stat.S_ISREG(mode):
-        raise FlatlensError(f"{path} is no regular file; name another file for {what}.")
+        raise FlatlensError(f"{path} is not a regular file; name another file for {what}.")
     if not is_own(path):
         raise FlatlensError(
             f"{path} exists and is not {what} of flatlens; name another file, or delete it first."
@@ -43,7 +43,7 @@ def check_output_folder(folder: Path, names: Sequence[str] = ()) -> None:
     for name in names:
         path = folder / name
         if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise FlatlensError(f"{path} is no regular file; choose another --out.")
+            raise FlatlensError(f"{path} is not a regular file; choose another --out.")
 
 
 def begins_with(text: str, within: int = 10_000) -> Callable[[Path], bool]:

@@ -166,8 +166,8 @@ def _embedded(recording: Recording, n: int) -> tuple[list[Tensor], list[Gradient
     """Return what represents an integer input: the output of its embedding."""
     if not recording.embedded or any(len(t) != n for t, _ in recording.embedded):
         raise FlatlensError(
-            "the input is of integers, by which nothing can be differentiated, and no "
-            "nn.Embedding reads it; feed the network the floating-point tensor behind them"
+            "the input holds integers, which have no derivative, and no nn.Embedding reads it; "
+            "give the network the floating-point tensor behind them"
         )
     return [t for t, _ in recording.embedded], [edge for _, edge in recording.embedded]
 

@@ -97,8 +97,8 @@ def _as_asked(
     for key in keys:
         if key not in solo.keys:
             raise FlatlensError(
-                f"the input {names[key]!r} is of integers that no nn.Embedding reads; no "
-                "derivative exists by it"
+                f"the input {names[key]!r} holds integers that no nn.Embedding reads; it has no "
+                "derivative"
             )
     edges = zip(solo.keys, solo.edges, strict=False)
     for key, edge in edges:
@@ -129,7 +129,8 @@ def _left_out(inputs: Inputs, names: dict[Any, str]) -> str:
     masks = [names[key] for key in every if key not in inputs.differentiated]
     if not masks:
         return ""
-    return f"no derivative is taken by {', '.join(masks)} (a mask); inputs= chooses otherwise"
+    are_masks = "is a mask" if len(masks) == 1 else "are masks"
+    return f"{', '.join(masks)} {are_masks} and not differentiated; inputs= overrides this"
 
 
 def argument_names(model: nn.Module, inputs: Inputs) -> dict[Any, str]:

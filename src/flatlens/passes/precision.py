@@ -121,7 +121,7 @@ def check_squares(p: Probe) -> None:
         columns = (
             (f"the weight of {layer.name}", norm_per_sample(layer)),
             (f"the input of {layer.name}", layer.x_norm),
-            (f"the derivative by the input of {layer.name}", layer.singular[:, 0]),
+            (f"the derivative with respect to the input of {layer.name}", layer.singular[:, 0]),
         )
         sizes += [(what, np.where(absent, 0.0, values)) for what, values in columns]
     for what, values in sizes:

@@ -146,7 +146,7 @@ def check_inputs(inputs: Any) -> None:
     fine = listed and all(isinstance(i, str | int) and not isinstance(i, bool) for i in inputs)
     if inputs is not None and not fine:
         raise FlatlensError(
-            f"inputs={short_repr(inputs)} is no list; give names or places of arguments"
+            f"inputs={short_repr(inputs)} is not a list; give names or positions of arguments"
         )
 
 

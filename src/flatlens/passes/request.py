@@ -54,7 +54,7 @@ class SketchOptions:
                 f"directions={self.directions} give no standard error; use 2 or more"
             )
         if self.rtol is not None and not self.rtol > 0:
-            raise FlatlensError(f"rtol={self.rtol} is no relative error; give a positive number")
+            raise FlatlensError(f"rtol={self.rtol} is not a relative error; give a positive number")
         if self.top < 1:
             raise FlatlensError(
                 f"top={self.top} singular values cannot be found; ask for 1 or more"

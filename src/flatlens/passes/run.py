@@ -250,7 +250,9 @@ class _Pass:
         self.choice = choose(self.subject, self.request, solo, inputs.n)
         self.notes += [why for why in (self.choice.why, self.choice.kernels.why) if why]
         if not any(edge.node in solo.graph.nodes for edge in solo.edges):
-            self.notes.append("no derivative by the input (detached, or under no_grad): it is 0")
+            self.notes.append(
+                "no derivative with respect to the input (detached, or under no_grad): it is 0"
+            )
         self.strategy = self._strategy(self.choice)
         if self.make_strategy is None:  # another caller's strategy may not measure a chunk twice
             self.attempts.begin(solo.f)

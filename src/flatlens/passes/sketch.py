@@ -244,7 +244,7 @@ class SketchStrategy:
         if not converged:
             notes.append(
                 f"Lanczos did not meet tolerance={options.tolerance} in "
-                f"{sketched_spectra.MAX_STEPS} steps: largest singular values are lower ends"
+                f"{sketched_spectra.MAX_STEPS} steps: largest singular values are lower bounds"
             )
         directions = options.directions
         if self.needs & OVER_DIRECTIONS:

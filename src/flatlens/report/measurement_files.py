@@ -1,4 +1,4 @@
-"""Read what `flatlens measure --json` printed."""
+"""Read the output of `flatlens measure --json`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def parse_measurement(content: str) -> dict[str, Any]:
 
 
 def _restored(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Restore numbers that JSON does not have; a layer may well be called "inf"."""
+    """Restore numbers that JSON does not have, but not in names: a layer may be called "inf"."""
     return {
         k: v if k in WORDS or not isinstance(v, str) else NON_FINITE.get(v, v) for k, v in pairs
     }

@@ -1,4 +1,4 @@
-"""Plots over networks and layers: correlations at the end of training, and what each layer adds."""
+"""Plots over networks and layers: correlations at the end of training, and layer by layer."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _pairs(values: pd.DataFrame, runs: Any, keys: Any, series: Sequence[Series])
 
 
 def layers(measured: Mapping[str, Mapping[str, Any]]) -> tuple[list[Plot], list[Series]]:
-    """Plot what each layer carries, one line per measured network."""
+    """Plot the quantities of each layer, one line per measured network."""
     series = [Series(name, k) for k, name in enumerate(measured)]
     plots = []
     for title, key, scale in LAYERS:

@@ -1,8 +1,8 @@
 """`flatlens reproduce interventions`: does flatness cause compression? Trained, drawn, judged.
 
-Networks are trained to be flatter (SAM, ASAM, a penalty of S) or less sensitive (a penalty of
-df/dx), or with weight decay, from the same initial weights as plain SGD. Everything goes to the
-folder `interventions` below `out`:
+Networks are trained to be flatter (SAM, ASAM, a penalty of S), to be less sensitive (a penalty of
+df/dx), or with weight decay. They start from the same initial weights as plain SGD. Everything goes
+to the folder `interventions` below `out`:
 
 | file | what |
 |---|---|
@@ -101,7 +101,7 @@ def interventions(
 
 
 def _without_nan(df: pd.DataFrame) -> pd.DataFrame:
-    """None where an arm has no radius or no penalty; pandas reads it from a file as nan."""
+    """Replace NaN by None where an arm has no radius or no penalty; pandas reads None as NaN."""
     settings = {name: df[name].astype(object) for name in ("rho", "penalty") if name in df}
     return df.assign(
         **{name: column.where(column.notna(), None) for name, column in settings.items()}
@@ -109,7 +109,7 @@ def _without_nan(df: pd.DataFrame) -> pd.DataFrame:
 
 
 def _drawn(frames: Frames, place: Path, problems: list[str]) -> list[Path]:
-    """The figures of every recipe; one that cannot be drawn is a problem, not a failure."""
+    """Draw the figures of every recipe; one that cannot be drawn is listed in ``problems``."""
     place.mkdir(parents=True, exist_ok=True)
     files: list[Path] = []
     for name, df in frames.items():

@@ -88,7 +88,7 @@ def panel(
 
 
 def _frames(place: Path, recipes: dict[str, Recipe], scale: str, problems: list[str]) -> Frames:
-    """The records of every recipe at this scale, with the quantities of their snapshots."""
+    """Return the records of every recipe at this scale, with the quantities of their snapshots."""
     frames: Frames = {}
     for name, df in frames_of_runs(place, scale, problems, recipes).items():
         tables = []

@@ -32,7 +32,7 @@ def check_options(options: Mapping[str, Any], of_measure: set[str]) -> None:
     known = of_measure - OWN_OPTIONS
     if unknown := sorted(options.keys() - known):
         raise FlatlensError(
-            f"Tracker has no option {unknown[0]!r}; those of measure are {', '.join(sorted(known))}"
+            f"Tracker has no option {unknown[0]!r}; measure has {', '.join(sorted(known))}"
         )
 
 
@@ -49,7 +49,7 @@ def check_overhead(max_overhead: Any, distributed: bool) -> None:
 def sink_list(sinks: Any) -> list[Sink]:
     """Return the sinks as a list."""
     if not isinstance(sinks, Sequence) or not all(isinstance(sink, Sink) for sink in sinks):
-        raise FlatlensError(f"sinks={short_repr(sinks)} is no list of sinks; give [CSV(path)]")
+        raise FlatlensError(f"sinks={short_repr(sinks)} is not a list of sinks; give [CSV(path)]")
     return list(sinks)
 
 
@@ -58,7 +58,7 @@ def schedule_list(when: Any) -> list[Schedule]:
     schedules = [when] if callable(when) or not isinstance(when, Sequence) else list(when)
     if not schedules or not all(callable(schedule) for schedule in schedules):
         raise FlatlensError(
-            f"when={short_repr(when)} is no schedule; give every(200) or several in a list"
+            f"when={short_repr(when)} is not a schedule; give every(200) or several in a list"
         )
     return schedules
 
@@ -108,7 +108,7 @@ def _config(config: Any) -> dict[str, Any] | None:
     if config is None:
         return None
     if not isinstance(config, Mapping) or not all(isinstance(key, str) for key in config):
-        raise FlatlensError(f'config={short_repr(config)} is no dict; give {{"lr": 0.1}}')
+        raise FlatlensError(f'config={short_repr(config)} is not a dict; give {{"lr": 0.1}}')
     try:
         json.dumps(dict(config))
     except (TypeError, ValueError) as error:

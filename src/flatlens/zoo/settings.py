@@ -71,7 +71,7 @@ class Zoo:
             raise FlatlensError("Give two images or more, one thread or more, and rho above 0.")
 
     def identity(self, model: str) -> dict[str, Any]:
-        """Return what decides the record of a model; files count by content, not by place."""
+        """Return all settings that determine the record of a model; files count by content."""
         files, _ = choose(Path(self.images), self.n)
         source = self.source
         if source not in ("pretrained", "random"):
@@ -80,7 +80,7 @@ class Zoo:
         return {"model": model, **settings, "images": digest(files), "source": source}
 
     def check(self, engine: str = "local") -> None:
-        """Refuse what would fail with every model."""
+        """Raise for settings that would fail with every model."""
         check_source(self.source)
         check_device(self.device, here=engine == "local")  # workers of Dask may have other devices
         files, labels = choose(Path(self.images), self.n)
@@ -102,7 +102,7 @@ class Zoo:
         for path in sorted(folder.rglob(CONFIG)):
             there = read_config(path)
             if not own.keys() <= there.keys():
-                raise FlatlensError(f"{path.parent} is no run of a zoo; choose another folder.")
+                raise FlatlensError(f"{path.parent} is not a run of a zoo; choose another folder.")
             there["source"] = there["source"] == "random"
             for key, value in own.items():
                 if there[key] != value:

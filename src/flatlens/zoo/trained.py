@@ -1,7 +1,7 @@
 """Models that `flatlens train` trained, measured as the zoo measures published ones.
 
 The images are the first test images of the run's own data. There are few outputs, so the pass is
-exact: one product for each output in place of random directions and Lanczos.
+exact, with one product per output instead of random directions and Lanczos.
 """
 
 from __future__ import annotations
