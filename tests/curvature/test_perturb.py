@@ -359,7 +359,7 @@ def test_rtol_of_the_sampled_value_is_met():
         (adaptive_sharpness_sampled, {"perturbations": 5}),
     ],
 )
-def test_a_limit_that_stops_the_work_is_told(estimate, options):
+def test_a_limit_that_stops_the_work_is_reported(estimate, options):
     case, y = tanh_net()
     e = estimate(case.model, case.x, y, rtol=1e-6, limit=20, **options)
     assert not e.converged

@@ -560,7 +560,7 @@ def test_errors_are_one_sentence(
     assert not (tmp_path / "report.html").exists()
 
 
-def test_an_absent_plotly_is_told_first(tmp_path, monkeypatch):
+def test_an_absent_plotly_is_reported_first(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
     with pytest.raises(FlatlensError, match=r"pip install flatlens\[report\]"):
         report(tmp_path / "nowhere", tmp_path / "r.html")

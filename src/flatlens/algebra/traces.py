@@ -113,19 +113,16 @@ def trace(
     if directions >= P:
         return _column_by_column(products, sizes, like, at_once, P)
     signs = _Signs(P, like, seed)
-    k = min(directions // 3, (directions - 2) // 2, at_once)  # two at least are left for the rest
-    Q, fixed = like.new_zeros(0, P), torch.zeros(len(sizes), dtype=torch.float64, device="cpu")
-    if k > 0:
-        Q = torch.linalg.qr(products(signs(k)).mT).Q.mT
-        fixed = _split(_known(Q, products(Q)), sizes).sum(0)
-    terms, used, goal = fixed.new_zeros(0, len(sizes)), 2 * k, directions
+    k = min(directions // 3, (directions - 2) // 2, at_once)  # at least two are left for the rest
+    Q, exact_part = _sketch(products, signs, k, sizes)
+    terms, used, goal = exact_part.new_zeros(0, len(sizes)), 2 * k, directions
     while True:
         while used < goal:
             g = signs(min(goal - used, at_once))
             terms = torch.cat([terms, _split(g * _off(Q, products(_off(Q, g))), sizes)])
             used += len(g)
         m = len(terms)
-        values, errors = fixed + terms.mean(0), terms.std(0) / m**0.5
+        values, errors = exact_part + terms.mean(0), terms.std(0) / m**0.5
         value, se = float(values.sum()), float(terms.sum(1).std()) / m**0.5
         # Where nothing is random, rounding is still an error.
         se = max(se, 4 * torch.finfo(like.dtype).eps * float(values.abs().sum()))
@@ -148,6 +145,21 @@ def trace(
         converged=converged,
         note="" if converged else f"rtol={rtol} was not met with {used} directions (the limit)",
     )
+
+
+def _sketch(
+    products: Products, signs: _Signs, k: int, sizes: dict[str, int]
+) -> tuple[Float[Tensor, "k P"], Float[Tensor, " s"]]:
+    """Sketch A with k random vectors.
+
+    Returns:
+        An orthonormal basis of the sketch as rows Q, and its exact part of the trace by block.
+    """
+    if k == 0:
+        empty = signs.like.new_zeros(0, signs.size)
+        return empty, torch.zeros(len(sizes), dtype=torch.float64, device="cpu")
+    Q = torch.linalg.qr(products(signs(k)).mT).Q.mT
+    return Q, _split(_known(Q, products(Q)), sizes).sum(0)
 
 
 class _Signs:

@@ -113,7 +113,7 @@ def _explain(error: Exception) -> int:
     if isinstance(error, BrokenPipeError):  # the reader (`| head`) has gone
         _drop_output()
         return FAILED
-    if message := vars(error).get("told"):  # raised by the factory of a model
+    if message := vars(error).get("sentence"):  # raised by the factory of a model
         return refuse(message)
     if isinstance(error, ModuleNotFoundError) and (extra := _extra(error)):
         return refuse(f"This needs the package {error.name}: pip install 'flatlens[{extra}]'")

@@ -67,17 +67,12 @@ def arrange(
     start = Arrangement(CapturePlan(None, clone), (None,) * len(calls))
     if inputs.n == 1 or asked == 1:
         return replace(start, alone=solo.f.detach())
-    first_sample, first_two = inputs.take(slice(0, 1)), inputs.take(slice(0, 2))
+    first_two = inputs.take(slice(0, 2))
+    again = partial(subject.outputs_alone, inputs.take(slice(0, 1)))
     if chunk == 1:
-        check_alone(
-            subject.outputs_alone(first_two)[:1],
-            solo.f,
-            partial(subject.outputs_alone, first_sample),
-            subject.half,
-        )
+        check_alone(subject.outputs_alone(first_two)[:1], solo.f, again, subject.half)
         return start
     pair = run(first_two, CapturePlan())
-    again = partial(subject.outputs_alone, first_sample)
     check_alone(pair.f[:1], solo.f, again, subject.half)
     if len(calls) != len(pair.recording.calls):
         check_inputs(pair)

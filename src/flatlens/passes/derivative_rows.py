@@ -217,20 +217,32 @@ def rule_shares(
         if name in plan.slow:
             shares[name] = share(p, [rows_by_edge[plan.slow[name]]])
         elif name in plan.rules:
-            users, copies = plan.rules[name]
-            single = setup.positions[users[0]] if len(users) == 1 and not copies else None
-            if single is not None and single.row_is_bias_gradient:
-                shares[name] = weighed(p, single.power.flatten(1))
-            else:
-                uses = [*(bias_rows[i] for i in users), *(rows_by_edge[k] for k in copies)]
-                shares[name] = share(p, uses)
+            shares[name] = _bias_or_copy_share(setup, name, p, rows_by_edge, bias_rows)
         elif name in plan.tables:
-            looked_up = [(rows_by_edge[k], t) for k, t in plan.tables[name]]
-            shares[name] = table_share(p, looked_up)
-            if name in plan.tied:
-                calls = [setup.positions[i] for i in plan.tied[name]]
-                shares[name] = tied_share(p, calls, looked_up, shares[name])
+            shares[name] = _lookup_share(setup, name, p, rows_by_edge)
     return shares
+
+
+def _bias_or_copy_share(
+    setup: Setup, name: str, p: Tensor, rows_by_edge: Rows, bias_rows: Sequence[Tensor | None]
+) -> Share:
+    """Return the share of a bias, or of a parameter with one copy per sample."""
+    users, copies = setup.plan.parameters.rules[name]
+    single = setup.positions[users[0]] if len(users) == 1 and not copies else None
+    if single is not None and single.row_is_bias_gradient:
+        return weighed(p, single.power.flatten(1))
+    return share(p, [*(bias_rows[i] for i in users), *(rows_by_edge[k] for k in copies)])
+
+
+def _lookup_share(setup: Setup, name: str, p: Tensor, rows_by_edge: Rows) -> Share:
+    """Return the share of a table, which may also be the weight of linear layers."""
+    plan = setup.plan.parameters
+    looked_up = [(rows_by_edge[k], t) for k, t in plan.tables[name]]
+    lookups_alone = table_share(p, looked_up)
+    if name not in plan.tied:
+        return lookups_alone
+    calls = [setup.positions[i] for i in plan.tied[name]]
+    return tied_share(p, calls, looked_up, lookups_alone)
 
 
 def share(p: Tensor, uses: Sequence[Tensor | None]) -> Share:
