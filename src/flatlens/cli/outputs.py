@@ -1,4 +1,4 @@
-"""Refuse outputs that would destroy a file that flatlens did not write."""
+"""Check output files, so that no file is destroyed that flatlens did not write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flatlens.errors import FlatlensError
 
 
 def check_output_file(path: Path, is_own: Callable[[Path], bool], what: str) -> None:
-    """Refuse an output that is neither new nor a regular file that flatlens wrote.
+    """Raise if an output is neither new nor a regular file that flatlens wrote.
 
     Args:
         path: the file to write.
@@ -37,7 +37,7 @@ def check_output_file(path: Path, is_own: Callable[[Path], bool], what: str) -> 
 
 
 def check_output_folder(folder: Path, names: Sequence[str] = ()) -> None:
-    """Refuse a folder that is something else, or whose files ``names`` are no regular files."""
+    """Raise if a folder is something else, or if one of its files is not a regular file."""
     if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
         raise FlatlensError(f"Cannot use {folder}: File exists and is not a folder.")
     for name in names:

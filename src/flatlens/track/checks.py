@@ -1,4 +1,4 @@
-"""Checks of a tracker's arguments; each refusal names the argument."""
+"""Check the arguments of a tracker; each message names the argument."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ OWN_OPTIONS = {"model", "x", "y", "quantities", "n"}  # of measure, which a trac
 
 
 def check_model(model: Any) -> None:
-    """Refuse anything but a module."""
+    """Raise if the model is not a module."""
     if not isinstance(model, nn.Module):
         raise FlatlensError(f"model is a {type(model).__name__}, not a torch.nn.Module")
 
 
 def check_options(options: Mapping[str, Any], of_measure: set[str]) -> None:
-    """Refuse options that ``measure`` does not have."""
+    """Raise for options that ``measure`` does not have."""
     known = of_measure - OWN_OPTIONS
     if unknown := sorted(options.keys() - known):
         raise FlatlensError(
@@ -37,7 +37,7 @@ def check_options(options: Mapping[str, Any], of_measure: set[str]) -> None:
 
 
 def check_overhead(max_overhead: Any, distributed: bool) -> None:
-    """Refuse a limit that is not a share, or that processes would apply differently."""
+    """Raise if the limit is not a share, or if processes would apply it differently."""
     if max_overhead is None:
         return
     if not 0 < real_number("max_overhead", max_overhead) <= 1:
@@ -132,7 +132,7 @@ def loss_name(loss: Any) -> str:
 
 
 def check_state(state: Any) -> None:
-    """Refuse anything but what ``state_dict`` returns."""
+    """Raise if ``state`` is not a result of ``state_dict``."""
     valid = (
         isinstance(state, Mapping)
         and isinstance(state.get("steps"), int)
