@@ -269,10 +269,10 @@ def layer_log_volumes(layer: LayerProbe) -> Float[Array, " n"]:
     """
     if layer.entries is None:
         return log_products(layer.singular)
-    own = np.minimum(layer.entries, layer.singular.shape[1])
+    ranks = np.minimum(layer.entries, layer.singular.shape[1])
     places = np.arange(layer.singular.shape[1])
-    logs = log_products(np.where(places < own[:, None], layer.singular, 1.0))
-    return np.where(own > 0, logs, -np.inf)
+    logs = log_products(np.where(places < ranks[:, None], layer.singular, 1.0))
+    return np.where(ranks > 0, logs, -np.inf)
 
 
 def participation(singular: Float[Array, "n r"]) -> Float[Array, " n"]:

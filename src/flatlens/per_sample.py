@@ -30,9 +30,9 @@ def norm_per_sample(layer: LayerProbe, which: WhichNorm = "chosen") -> Float[Arr
     Returns:
         One norm per sample; it is meaningless for samples that do not use the layer.
     """
-    each = layer.norm_i if which == "chosen" else getattr(layer, f"{which}_i")
-    if each is not None:
-        return np.asarray(each)
+    norms = layer.norm_i if which == "chosen" else getattr(layer, f"{which}_i")
+    if norms is not None:
+        return np.asarray(norms)
     norm = layer.norm if which == "chosen" else getattr(layer.norms, which)
     return np.full(len(layer.x_norm), norm)
 
@@ -40,8 +40,8 @@ def norm_per_sample(layer: LayerProbe, which: WhichNorm = "chosen") -> Float[Arr
 def upper_norm_per_sample(layer: LayerProbe, which: WhichNorm = "chosen") -> Float[Array, " n"]:
     """Return the certified upper end of each sample's norm, which enters a right-hand side."""
     norm = layer.weight_norm if which == "chosen" else which
-    each = {"operator": layer.slack_i, "kernel": layer.kernel_slack_i}.get(norm)
-    slack = layer.norms.slack_of(norm) if each is None else each
+    slacks = {"operator": layer.slack_i, "kernel": layer.kernel_slack_i}.get(norm)
+    slack = layer.norms.slack_of(norm) if slacks is None else slacks
     return norm_per_sample(layer, which) * (1 + slack)
 
 

@@ -362,16 +362,18 @@ def _without(q: LayerProbe, samples: int) -> LayerProbe:
     for name, how in declared(q).items():
         values = getattr(q, name)
         if how.samples and values is not None:
-            whole = np.full((samples, *values.shape[1:]), how.absent)
-            changes[name] = whole.astype(values.dtype)
+            neutral = np.full((samples, *values.shape[1:]), how.absent)
+            changes[name] = neutral.astype(values.dtype)
     return replace(q, **changes)
 
 
 def _widened(q: LayerProbe, width: int) -> LayerProbe:
     """Return the layer padded to ``width`` singular values with zeros."""
-    more = ((0, 0), (0, width - q.singular.shape[1]))
+    padding = ((0, 0), (0, width - q.singular.shape[1]))
     return replace(
-        q, singular=np.pad(q.singular, more), singular_through=np.pad(q.singular_through, more)
+        q,
+        singular=np.pad(q.singular, padding),
+        singular_through=np.pad(q.singular_through, padding),
     )
 
 
@@ -383,19 +385,19 @@ def _joined_first(
         return None
     shards = []
     for p in probes:
-        nothing = FirstLayerProbe(None, np.zeros(p.n), slot=np.full(p.n, -1))
-        shard = nothing if p.first is None else p.first
+        no_first_layer = FirstLayerProbe(None, np.zeros(p.n), slot=np.full(p.n, -1))
+        shard = no_first_layer if p.first is None else p.first
         if shard.slot is not None:
             numbers = np.array([*(names.index(q.name) for q in p.layers), -1])
             shard = replace(shard, slot=numbers[shard.slot])
         shards.append(shard)
     start = shards[0]
     slots = {tuple(sorted(set([] if q.slot is None else q.slot.tolist()))) for q in shards}
-    same = len(slots) == 1 and all(
+    one_weight = len(slots) == 1 and all(
         q.weight is not None and start.weight is not None and np.array_equal(q.weight, start.weight)
         for q in shards
     )
-    if not same:
+    if not one_weight:
         shards = [replace(q, weight=None, curvature=None, crossed=None) for q in shards]
     return _joined(shards, n)
 

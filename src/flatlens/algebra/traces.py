@@ -38,12 +38,24 @@ Products = Callable[[Tensor], Tensor]  # rows v -> rows A v
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and how well it is known.
+    """A number with its standard error.
 
-    ``se`` is its standard error, from ``dof`` + 1 independent values; a Student interval has
-    ``dof`` degrees of freedom. It is 0 where the number is exact up to rounding, and NaN where it
-    is unknown. ``converged`` is False where a limit stopped the work before the requested accuracy;
-    ``note`` then says so. ``float`` of such an estimate raises; ``.value`` is the estimate so far.
+    ``float`` returns the value, and raises if the estimate has not converged.
+
+    Attributes:
+        value: the estimate.
+        se: its standard error. It is 0 if the value is exact up to rounding, and NaN if it is
+            unknown.
+        per_layer: the part of each parameter or layer, by name.
+        per_layer_se: the standard errors of these parts.
+        dof: degrees of freedom of a Student interval, from ``dof`` + 1 independent values.
+        passes: the cost in products with the Hessian, or in forward and backward passes.
+        converged: False if a limit stopped the work before the requested accuracy.
+        note: what the user should know, such as why the estimate has not converged.
+        residual: distance to the Gauss-Newton form (Lemmas B.1 and E.2).
+        certificate: for an eigenvalue, a distance from the value within which one lies.
+        samples: one number per sample, if the value is their mean.
+        history: pairs of passes so far and numbers per sample.
     """
 
     value: float
@@ -51,13 +63,13 @@ class Estimate:
     per_layer: dict[str, float] | None = None
     per_layer_se: dict[str, float] | None = None
     dof: int = 0
-    passes: int = 0  # what it cost: Hessian products, or forward and backward passes
+    passes: int = 0
     converged: bool = True
     note: str = ""
-    residual: float | None = None  # distance to the Gauss-Newton form (Lemmas B.1 and E.2)
-    certificate: float | None = None  # an eigenvalue lies within this of the value
-    samples: Array | None = field(default=None, repr=False)  # where the value is their mean
-    history: list[tuple[int, Array]] = field(default_factory=list, repr=False)  # passes, samples
+    residual: float | None = None
+    certificate: float | None = None
+    samples: Array | None = field(default=None, repr=False)
+    history: list[tuple[int, Array]] = field(default_factory=list, repr=False)
 
     def __float__(self) -> float:
         if not self.converged:

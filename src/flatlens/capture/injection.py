@@ -3,7 +3,7 @@
 A *place* names a tensor of one forward pass so that it can be recognised in the next one. The
 passes run the same operations, so a tensor is known by the number of the autograd node that made
 it, counted from the start of the pass. A parameter has no such node and is the same in all passes.
-Two kinds of tensors are new leaves in each pass and are known by their order: the embedding of an
+Two kinds of tensors are new leaves in each pass, and are known by their order: the embedding of an
 integer input by a frozen table, and a constant that feeds a layer.
 """
 

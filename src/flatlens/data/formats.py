@@ -179,9 +179,9 @@ def read_npz(path: Path, keys: Sequence[str]) -> dict[str, NDArray[np.generic]]:
             file = np.load(stream, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise FlatlensError(f"{path} is a single array; save it with numpy.savez(x=, y=).")
-            there = [key for key in keys if key in file.files]
-            _check_unpacked_size(path, file, there)
-            arrays = {key: file[key] for key in there}
+            available = [key for key in keys if key in file.files]
+            _check_unpacked_size(path, file, available)
+            arrays = {key: file[key] for key in available}
     except FlatlensError:
         raise
     except OSError as error:

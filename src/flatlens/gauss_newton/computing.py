@@ -143,13 +143,13 @@ def spectrum(
     check_integer("memory", memory, 1)
     check_flag("per_layer", per_layer)
     check_positive("rtol", rtol, "a relative residual")
-    of = get_loss(loss)
+    loss_function = get_loss(loss)
     if n is not None:
         x, y = draw(x, y, n, seed)
     x = as_list(x)
     y = joined_targets([t for _, t in batches(x)]) if y is None else y
     y = checked_targets(y)
-    if isinstance(of, Custom) and y is None:
+    if isinstance(loss_function, Custom) and y is None:
         raise FlatlensError("a function as loss needs targets; give y")
     samples = sum(batch.n for batch, _ in batches(x))
     if y is not None and len(y) != samples:
@@ -159,11 +159,11 @@ def spectrum(
 
     request = Request(
         output=output, chunk=chunk, inputs=inputs,
-        root=None if of.name == "half_squared" else LossRoot(of, y),
+        root=None if loss_function.name == "half_squared" else LossRoot(loss_function, y),
     )  # fmt: skip
     job = _Job(
-        model, x, y, of, samples, max_size, top, per_layer, rtol, max_products, probes, steps, seed,
-        request,
+        model, x, y, loss_function, samples, max_size, top, per_layer, rtol, max_products,
+        probes, steps, seed, request,
     )  # fmt: skip
     try:
         return _exact(job, memory or FACTOR_BYTES)

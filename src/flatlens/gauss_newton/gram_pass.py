@@ -158,9 +158,9 @@ class GramStrategy:
         rows_by_edge = exact_rows(setup)
         factors = _factors(setup, rows_by_edge)
         self.ledger.add(factors, setup.batch, setup.batch * setup.outputs)
-        nothing = setup.f.new_zeros(setup.batch, dtype=torch.float64)
+        zeros = setup.f.new_zeros(setup.batch, dtype=torch.float64)
         columns: dict[Key, Tensor] = {("output",): setup.f.detach()}
-        columns |= {("parameter", name, "grad"): nothing for name, _ in setup.named}
+        columns |= {("parameter", name, "grad"): zeros for name, _ in setup.named}
         return ChunkColumns([], setup.plan.parameters.paths, columns)
 
 

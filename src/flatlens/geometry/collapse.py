@@ -55,8 +55,8 @@ def within_class_variability(cloud: Cloud, classes: Classes) -> float:
     if C < 2 or not keep.any():
         return float("nan")
     # With the SVD M = U S V^T of the rows mu_c - mu: ||S^-1 V^T d||^2 = ||S^-2 U^T M d||^2.
-    own = W[np.searchsorted(np.unique(classes.labels), classes.labels)]
-    deviations = np.eye(cloud.n) - own  # rows h_i - mu_c(i)
+    own_weights = W[np.searchsorted(np.unique(classes.labels), classes.labels)]
+    deviations = np.eye(cloud.n) - own_weights  # rows h_i - mu_c(i)
     products = centred_means @ cloud.centred @ deviations.T  # M d_i
     scaled = (U[:, keep] / values[keep]).T @ products
     return float((scaled**2).sum(0).mean())

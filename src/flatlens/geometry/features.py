@@ -128,9 +128,9 @@ class FeatureStrategy:
             places.append(Place(name, call.layer.matrix[0] if dense else None))
             features.append(x)
         self.shelf.add([*places, Place("output")], [*features, forward.f])
-        nothing = forward.f.new_zeros(batch, dtype=torch.float64)
+        zeros = forward.f.new_zeros(batch, dtype=torch.float64)
         columns: dict[Key, Tensor] = {("output",): forward.f.detach()}
-        columns |= {("parameter", name, "grad"): nothing for name, _ in self.subject.named}
+        columns |= {("parameter", name, "grad"): zeros for name, _ in self.subject.named}
         paths = {name: "unused" for name, _ in self.subject.named}
         return ChunkColumns([], paths, columns)
 

@@ -47,8 +47,18 @@ NO_FIRST_LAYER = "no measured layer reads the network's input itself"
 class Inequality:
     """An inequality lhs <= rhs for one network, and whether it is proven for this network.
 
-    ``slack`` is rhs / lhs. Volumes are compared as ``log_lhs`` and ``log_rhs``; their plain sides
-    may be 0 or inf. For ``log_volume`` both sides are logarithms, and the slack is exp(rhs - lhs).
+    Attributes:
+        name: its name in the table of docs/theory.md, such as "eq12".
+        equation: its equation in the paper.
+        lhs: the side about compression. For ``log_volume`` both sides are logarithms.
+        rhs: the side about flatness.
+        slack: rhs / lhs, or exp(rhs - lhs) for logarithms.
+        holds: whether lhs <= rhs up to rounding and, in a sketch, up to standard errors.
+        verdict: "theorem", "observation" or "not applicable".
+        why: the reason of the verdict in one sentence.
+        log_lhs: logarithm of the left side. Volumes are compared as logarithms, because their plain
+            sides may be 0 or inf.
+        log_rhs: logarithm of the right side.
     """
 
     name: str

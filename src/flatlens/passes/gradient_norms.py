@@ -69,9 +69,9 @@ class GradientNorms:
         rows_by_edge, grads = _measured(setup, at_once, GRADIENTS in needs)
         columns: dict[Key, Tensor] = {("output",): setup.f.detach()}
         if GRADIENTS in needs:
-            nothing = setup.f.new_zeros(setup.batch, dtype=torch.float64)
+            zeros = setup.f.new_zeros(setup.batch, dtype=torch.float64)
             for name, _ in setup.named:
-                columns["parameter", name, "grad"] = grads.get(name, nothing)
+                columns["parameter", name, "grad"] = grads.get(name, zeros)
         spectral = SpectralColumns(setup, rows_by_edge, needs)
         spectral.check_finite()
         columns |= spectral.input_columns()
@@ -135,7 +135,7 @@ def _span_rows(setup: Setup, span: range, sizes: dict[int, Tensor]) -> Rows:
 
     # For few samples one call for the norms of all rows is faster than a call for each row.
     together: dict[int, dict[int, Tensor]] = {i: {} for i in sizes}  # by call and product
-    few = setup.batch <= tuning.FEW_SAMPLES
+    few_samples = setup.batch <= tuning.FEW_SAMPLES
 
     def take(call: int, place: int, grad: Tensor | None) -> None:
         if call not in sizes:
@@ -144,7 +144,7 @@ def _span_rows(setup: Setup, span: range, sizes: dict[int, Tensor]) -> Rows:
             sizes[call][:, span.start + place] = 0
         else:
             row = split(grad, setup.positions[call].layout, setup.batch).reshape(setup.batch, -1)
-            if few:
+            if few_samples:
                 together[call][span.start + place] = row
             else:
                 sizes[call][:, span.start + place] = norms(row)

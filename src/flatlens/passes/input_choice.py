@@ -125,8 +125,8 @@ def _by_tokens(
 
 
 def _left_out(inputs: Inputs, names: dict[Any, str]) -> str:
-    every = [key for key, _ in inputs.at(inputs.keys, True)]
-    masks = [names[key] for key in every if key not in inputs.differentiated]
+    floating_keys = [key for key, _ in inputs.at(inputs.keys, True)]
+    masks = [names[key] for key in floating_keys if key not in inputs.differentiated]
     if not masks:
         return ""
     are_masks = "is a mask" if len(masks) == 1 else "are masks"

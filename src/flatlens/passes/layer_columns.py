@@ -84,9 +84,9 @@ class _Gradients:
         columns: dict[Key, Tensor] = {}
         if self.invariant is not None and FIRST_INVARIANT in needs:
             columns["first", "invariant"] = self.invariant
-        nothing = setup.f.new_zeros(setup.batch, dtype=torch.float64)
+        zeros = setup.f.new_zeros(setup.batch, dtype=torch.float64)
         for name, _ in setup.named:
-            grad, adaptive = self.shares.get(name, (nothing, nothing))
+            grad, adaptive = self.shares.get(name, (zeros, zeros))
             columns["parameter", name, "grad"] = grad
             if ADAPTIVE in needs:  # else only some parameters have a share
                 columns["parameter", name, "adaptive"] = adaptive

@@ -81,11 +81,11 @@ class Products:
     def _batched(self, directions: Tensor | None, span: range) -> Iterator[tuple[int, Gradients]]:
         if directions is None:
             outputs = torch.arange(span.start, span.stop, device=self.f.device)
-            wanted = F.one_hot(outputs, self.f.shape[1]).to(self.f).unsqueeze(1)
+            output_directions = F.one_hot(outputs, self.f.shape[1]).to(self.f).unsqueeze(1)
         else:
-            wanted = directions[:, span.start : span.stop].movedim(1, 0)
+            output_directions = directions[:, span.start : span.stop].movedim(1, 0)
         place = 0
-        for several in wanted.split(max(1, tuning.BATCHED_ROWS // len(self.f))):
+        for several in output_directions.split(max(1, tuning.BATCHED_ROWS // len(self.f))):
             grads = torch.autograd.grad(
                 self.f,
                 self.edges,

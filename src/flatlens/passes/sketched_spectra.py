@@ -134,7 +134,7 @@ class SpectrumFinder:
         self.converged = self.converged & result.converged.all()
         limit = rank_tolerance(precision, *shape)
         within = error + result.residual[:, 0]  # of sigma^2
-        off = torch.where(error > 0, within / (2 * largest), 0.0) / gram.scale
+        sigma_error = torch.where(error > 0, within / (2 * largest), 0.0) / gram.scale
         values = _small_values(result.values / gram.scale[:, None], looked, gram, limit)
         looked.clear()
         singular = values.new_full((len(values), min(shape)), torch.nan)
@@ -142,7 +142,7 @@ class SpectrumFinder:
         known[:, 0] = values[:, 0]  # kept also if it did not converge
         singular[:, : known.shape[1]] = known
         unknown = _unknown(len(singular), min(shape), singular.device)
-        known_columns = {**unknown, "singular": singular, "singular_error": off}
+        known_columns = {**unknown, "singular": singular, "singular_error": sigma_error}
         if moments == 0:
             return known_columns
         dimension, spread = _participation_ratio(gram, self.signs, moments)
@@ -243,16 +243,16 @@ def _participation_ratio(gram: GramProduct, signs: Signs, moments: int) -> tuple
         squares.append(w.square().sum(1))
     trace, square = torch.stack(traces, 1), torch.stack(squares, 1)  # [b, moments]
     traces_sum, squares_sum = trace.sum(1, keepdim=True), square.sum(1, keepdim=True)
-    whole = _ratio(traces_sum[:, 0], squares_sum[:, 0], moments)
+    full_ratio = _ratio(traces_sum[:, 0], squares_sum[:, 0], moments)
     without = _ratio(traces_sum - trace, squares_sum - square, moments - 1)
-    dimension = moments * whole - (moments - 1) * without.mean(1)  # jackknife: less bias
+    dimension = moments * full_ratio - (moments - 1) * without.mean(1)  # jackknife: less bias
     spread = (without - without.mean(1, keepdim=True)).square().sum(1)
     spread = (moments - 1) / moments * spread
     if len(gram.errors) > before:
         # The trace is exact. An error of norm e changes ||w||^2 by at most 2 ||w|| e + e^2.
         e = torch.stack(gram.errors[before:], 1)
-        off = (2 * square.sqrt() * e + e.square()).sum(1)
-        share = torch.where(squares_sum[:, 0] > 0, off / squares_sum[:, 0], 0.0)
+        square_error = (2 * square.sqrt() * e + e.square()).sum(1)
+        share = torch.where(squares_sum[:, 0] > 0, square_error / squares_sum[:, 0], 0.0)
         spread = spread + (dimension * share).square()
     return dimension, spread
 

@@ -103,12 +103,12 @@ class Slot:
         if resized:
             fewest, most = layer.reads()
             self.reads = (min(self.reads[0], fewest), max(self.reads[1], most))
-        same = not resized and (
+        same_weight = not resized and (
             self.owned
             or layer.weight is self.layer.weight
             or torch.equal(layer.weight.detach(), self.layer.weight)
         )
-        norms = None if same else self._norms_of(layer)
+        norms = None if same_weight else self._norms_of(layer)
         self.spans.append(Span(start, samples, facts.M, norms))
 
     @property
@@ -118,17 +118,18 @@ class Slot:
 
     def norms(self) -> WeightNorms:
         """The norms of its weight; the largest of each if samples use different weights."""
-        each = self._each_norm()
-        return WeightNorms.largest(each)
+        norms_by_span = self._each_norm()
+        return WeightNorms.largest(norms_by_span)
 
     def sample_columns(self, n: int, weight_norm: str) -> dict[str, Array]:
         """Return the columns that can differ between samples: norms of the weight, and entries."""
         columns: dict[str, Array] = {}
-        each = self._each_norm()
-        if any(norms is not each[0] and norms != each[0] for norms in each):
+        norms_by_span = self._each_norm()
+        reference = norms_by_span[0]
+        if any(norms is not reference and norms != reference for norms in norms_by_span):
             sources = {f"{name}_i": name for name in NORM_COLUMNS}
             for name, source in {**sources, "norm_i": weight_norm}.items():
-                columns[name] = self._filled(n, [getattr(norms, source) for norms in each])
+                columns[name] = self._filled(n, [getattr(norms, source) for norms in norms_by_span])
         entries = [span.entries for span in self.spans]
         if len(set(entries)) > 1:
             columns["entries"] = self._filled(n, entries).astype(np.int64)

@@ -54,11 +54,11 @@ def unmeasured(
         for t in (call.layer.weight, call.layer.bias):
             if t is not None and t.requires_grad:
                 sources |= {id(t)} if t.is_leaf else Graph(t).leaves
-    wanted = set(candidates)
+    candidate_names = set(candidates)
     return tuple(
         name
         for name, p in named
-        if name in wanted and id(p) not in sources and _multiplies(graph, p)
+        if name in candidate_names and id(p) not in sources and _multiplies(graph, p)
     )
 
 

@@ -55,8 +55,8 @@ def read_measurement(file: Path) -> dict[str, Any]:
 
 def label(file: Path, among: Sequence[Path | str]) -> str:
     """Return the name of a file, with its folder if names repeat."""
-    same = [other for other in among if Path(other).stem == file.stem]
-    return file.stem if len(same) == 1 else str(file)
+    namesakes = [other for other in among if Path(other).stem == file.stem]
+    return file.stem if len(namesakes) == 1 else str(file)
 
 
 def parse_measurement(content: str) -> dict[str, Any]:

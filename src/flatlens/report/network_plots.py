@@ -59,8 +59,8 @@ def _matrix(table: pd.DataFrame, names: Sequence[str]) -> Plot:
 
 def _pairs(values: pd.DataFrame, runs: Any, keys: Any, series: Sequence[Series]) -> Plot:
     """Plot any quantity against any other; the page switches the axes."""
-    mine = [np.asarray(keys == s.name) for s in series]
-    columns = {str(c): [plain(values[c].to_numpy()[each]) for each in mine] for c in values}
+    masks = [np.asarray(keys == s.name) for s in series]
+    columns = {str(c): [plain(values[c].to_numpy()[each]) for each in masks] for c in values}
     names = list(columns)
     x, y = ("mls", "nmls") if {"mls", "nmls"} <= set(names) else names[:2]
     data = [
@@ -68,7 +68,7 @@ def _pairs(values: pd.DataFrame, runs: Any, keys: Any, series: Sequence[Series])
             columns[x][k], columns[y][k], customdata=[safe(run) for run in runs[each]],
             hovertemplate="%{customdata}<br>(%{x:.4g}, %{y:.4g})<extra></extra>",
         )
-        for k, (s, each) in enumerate(zip(series, mine, strict=True))
+        for k, (s, each) in enumerate(zip(series, masks, strict=True))
     ]  # fmt: skip
     layout = axes(style.name(x), style.name(y))
     return Plot("one quantity against another, one point per network", data, layout, columns)

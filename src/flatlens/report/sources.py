@@ -189,10 +189,10 @@ def _other_settings(configs: dict[str, dict[str, Any]]) -> dict[str, str | None]
 
     The value is None for a run whose config is empty, or holds only what flatlens added.
     """
-    known = {*run_table.SETTINGS, *EXECUTION, *(f.name for f in fields(Config))}
+    known_names = {*run_table.SETTINGS, *EXECUTION, *(f.name for f in fields(Config))}
     flat = {run: flattened(content["config"]) for run, content in configs.items()}
     names = dict.fromkeys(key for config in flat.values() for key in config)
-    unknown = [name for name in names if name.split(".")[0] not in known]
+    unknown = [name for name in names if name.split(".")[0] not in known_names]
     varying = [n for n in unknown if len({str(config.get(n)) for config in flat.values()}) > 1]
     return {
         run: ", ".join(f"{run_table.label(n)} {config[n]}" for n in varying if n in config)

@@ -56,13 +56,13 @@ def figure3(
     Args:
         out: folder in which the folder `fig3` is made.
         scale: smoke or desk.
-        train: whether to train and measure; otherwise only what is there is drawn.
+        train: whether to train and measure; otherwise only existing records are drawn.
         source: a file of records to redraw from.
-        progress: show a progress bar; by default if a person looks at it.
+        progress: show a progress bar; by default on a terminal only.
         engine: further arguments of `sweep`.
 
     Returns:
-        The files, the table of claims, and what could not be done.
+        The files, the table of claims, and a sentence for each failure.
 
     Raises:
         FlatlensError: if there is no such scale, data or records are missing, or no model comes to

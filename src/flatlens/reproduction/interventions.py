@@ -59,14 +59,14 @@ def interventions(
     Args:
         out: folder in which the folder `interventions` is made.
         scale: smoke or desk.
-        train: whether to train; otherwise only what is there is drawn.
+        train: whether to train; otherwise only existing records are drawn.
         source: a file of records to redraw from, without any training.
         known: a file of records of runs that are finished already and not trained again.
-        progress: show a progress bar; by default if a person looks at it.
+        progress: show a progress bar; by default on a terminal only.
         engine: further arguments of `sweep`.
 
     Returns:
-        The files, the table of claims, and what could not be done.
+        The files, the table of claims, and a sentence for each failure.
 
     Raises:
         FlatlensError: if there is no such scale, or data or records are missing.

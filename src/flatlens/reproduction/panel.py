@@ -48,9 +48,9 @@ def panel(
     Args:
         out: folder in which the folder `panel` is made.
         scale: smoke or desk.
-        train: whether to train; otherwise only what is there is drawn.
+        train: whether to train; otherwise only existing records are drawn.
         source: a file of records to redraw from, without any training.
-        progress: show a progress bar; by default if a person looks at it.
+        progress: show a progress bar; by default on a terminal only.
         engine: further arguments of `sweep`.
 
     Returns:

@@ -85,7 +85,7 @@ class TimeBudget:
     def _expected(self, level: int) -> float:
         """Estimate the seconds of a level: its last time, or four times that of a part.
 
-        The first measurement includes warm-up, so its time is replaced later.
+        The time of the first measurement includes warm-up, so a later part corrects it.
         """
         seconds = self.spent.get(level, 0.0)
         last = len(self.levels) - 1

@@ -18,7 +18,8 @@ from flatlens.track.folders import EXIST, RunTarget
 from flatlens.track.schedules import Schedule
 from flatlens.track.sinks.base import Sink
 
-OWN_OPTIONS = {"model", "x", "y", "quantities", "n"}  # of measure, which a tracker handles itself
+# Options of ``measure`` that a tracker handles itself.
+OWN_OPTIONS = {"model", "x", "y", "quantities", "n"}
 
 
 def check_model(model: Any) -> None:

@@ -46,13 +46,13 @@ def ascend(parameters: list[nn.Parameter], worst: list[Tensor], rho: float, adap
 @contextlib.contextmanager
 def placed(parameters: list[nn.Parameter], values: list[Tensor]) -> Iterator[None]:
     """Give the parameters other values inside a block; their own values are always restored."""
-    own = [p.data for p in parameters]
+    own_values = [p.data for p in parameters]
     try:
         for p, value in zip(parameters, values, strict=True):
             p.data = value
         yield
     finally:
-        for p, value in zip(parameters, own, strict=True):
+        for p, value in zip(parameters, own_values, strict=True):
             p.data = value
 
 

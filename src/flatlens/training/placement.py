@@ -57,10 +57,10 @@ def subject(
 
 def _head(data: Data, n: int | None) -> tuple[Tensor, Tensor]:
     """Return the first n training samples; too few samples raise, and are never cut silently."""
-    there = len(data.x_train)
-    if n is not None and n > there:
-        raise FlatlensError(f"{n} samples were asked for, but the data has only {there}.")
-    n = min(SAMPLES, there) if n is None else n
+    available = len(data.x_train)
+    if n is not None and n > available:
+        raise FlatlensError(f"{n} samples were asked for, but the data has only {available}.")
+    n = min(SAMPLES, available) if n is None else n
     return data.x_train[:n], data.y_train[:n]
 
 

@@ -175,7 +175,7 @@ def build(name: str, source: str, seed: int = 0, offline: bool = False) -> nn.Mo
 
 
 class _Forgetful(dict[str, Tensor]):
-    """A cache without entries, so that values are computed each time."""
+    """A cache that removes an entry when it is read, so that values are computed each time."""
 
     def __contains__(self, key: object) -> bool:
         return False

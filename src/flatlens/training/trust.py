@@ -51,9 +51,9 @@ def check_trusted(
     """
     noun = "model" if option == "model" else "quantity"
     for name in names:
-        own = option == "model" and is_own_model(name)
+        is_known = option == "model" and is_own_model(name)
         # a name without a colon is not code; it is refused as unknown later
-        if ":" in name and not (trust or own or name in named):
+        if ":" in name and not (trust or is_known or name in named):
             raise FlatlensError(
                 f"{where} names the {noun} {name!r}, which is code that is not part of flatlens; "
                 f"to run it give --{option} {name}, or --trust if you trust the whole file "

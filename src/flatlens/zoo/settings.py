@@ -95,19 +95,19 @@ class Zoo:
     def check_folder(self, folder: Path) -> None:
         """Refuse a folder with records of other settings: one figure shows the whole folder."""
         files, _ = choose(Path(self.images), self.n)
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        own = {k: v for k, v in own.items() if k not in ("device", "source", "images")}
+        settings = {f.name: getattr(self, f.name) for f in fields(self)}
+        settings = {k: v for k, v in settings.items() if k not in ("device", "source", "images")}
         # images come near the end, because another n changes them too
-        own |= {"images": digest(files), "source": self.source == "random"}
+        settings |= {"images": digest(files), "source": self.source == "random"}
         for path in sorted(folder.rglob(CONFIG)):
-            there = read_config(path)
-            if not own.keys() <= there.keys():
+            stored = read_config(path)
+            if not settings.keys() <= stored.keys():
                 raise FlatlensError(f"{path.parent} is not a run of a zoo; choose another folder.")
-            there["source"] = there["source"] == "random"
-            for key, value in own.items():
-                if there[key] != value:
+            stored["source"] = stored["source"] == "random"
+            for key, value in settings.items():
+                if stored[key] != value:
                     raise FlatlensError(
-                        f"{path.parent} was made with {_difference(key, there[key], value)}; "
+                        f"{path.parent} was made with {_difference(key, stored[key], value)}; "
                         "choose another folder, or use the same settings."
                     )
 
