@@ -575,22 +575,22 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def line(record: Record) -> str:
     """Format one cell for a terminal: each side with its ratio to the floor, peak and error."""
-    told = []
+    lines = []
     for name, side in record["sides"].items():
         if "error" in side:
-            told.append(f"  {name:24} {side['error']}")
+            lines.append(f"  {name:24} {side['error']}")
         elif side.get("rungs"):
             spent = cells.seconds_to(cells.curve(record, name))
-            told.append(f"  {name:24} {spent:9.3g} s to 1 %, {side['peak_mib']:.0f} MiB")
+            lines.append(f"  {name:24} {spent:9.3g} s to 1 %, {side['peak_mib']:.0f} MiB")
         else:
             flag = "" if cells.sound(side) else f", WRONG by {side['difference']:.2g}"
             over = cells.ratio(side, record["sides"]["floor"])
             scaled = f", ran {side['ran']}" if side["ran"] < record["cell"]["samples"] else ""
-            told.append(
+            lines.append(
                 f"  {name:24} {cells.seconds(record, name):9.3g} s, {over:.2f} floors, "
                 f"{side['peak_mib']:.0f} MiB, batch {side['batch']}{scaled}{flag}"
             )
-    return "\n".join(told)
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

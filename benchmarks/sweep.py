@@ -94,7 +94,7 @@ def records(folder: Path) -> dict[str, bytes]:
     return {path.parent.name: path.read_bytes() for path in sorted(folder.glob("*/records.jsonl"))}
 
 
-def told(engine: str, row: dict[str, float]) -> str:
+def summary_line(engine: str, row: dict[str, float]) -> str:
     return (
         f"{engine}: {row['wall']:.0f} s, core use {row['core_use']:.0%} "
         f"(before it {row['start_wall']:.0f} s to start)"
@@ -140,7 +140,7 @@ def main() -> None:
         assert all(other == first for other in others), "the engines gave different records"
         print(f"\n{' and '.join(rows)}: the same records of {len(first)} runs, byte for byte.")
         caption = f"10 runs of {given.steps:,} steps on {given.workers} workers\n"
-        caption += "; ".join(told(engine, row) for engine, row in rows.items())
+        caption += "; ".join(summary_line(engine, row) for engine, row in rows.items())
         draw(folder / given.engines[0], caption, given.figure)
     if given.json:
         given.json.write_text(json.dumps({**vars(given), "rows": rows}, default=str, indent=2))

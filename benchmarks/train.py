@@ -148,20 +148,22 @@ def timed(name: str, config: Config, sides: dict[str, Work], repeats: int) -> di
 
 def report(name: str, result: dict[str, Any]) -> str:
     seconds = result["seconds"]
-    told = [f"{name:6} {1e3 * median(seconds['ours']) / result['steps']:8.3f} ms a step"]
+    columns = [f"{name:6} {1e3 * median(seconds['ours']) / result['steps']:8.3f} ms a step"]
     for side in ("tensor", "loader"):
         ratios = [a / b for a, b in zip(seconds["ours"], seconds[side], strict=True)]
-        told.append(f"ours / {side} {spread(ratios)}")
-    return "   ".join(told)
+        columns.append(f"ours / {side} {spread(ratios)}")
+    return "   ".join(columns)
 
 
 def report_interventions(name: str, result: dict[str, Any]) -> str:
     seconds = result["seconds"]
-    told = [f"{name:6} {1e3 * median(seconds['tensor']) / result['steps']:8.3f} ms a step of SGD"]
+    columns = [
+        f"{name:6} {1e3 * median(seconds['tensor']) / result['steps']:8.3f} ms a step of SGD"
+    ]
     for side in INTERVENTIONS:
         ratios = [a / b for a, b in zip(seconds[side], seconds["tensor"], strict=True)]
-        told.append(f"{side} / SGD {spread(ratios)}")
-    return "   ".join(told)
+        columns.append(f"{side} / SGD {spread(ratios)}")
+    return "   ".join(columns)
 
 
 def spread(ratios: list[float]) -> str:

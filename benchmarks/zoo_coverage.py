@@ -203,9 +203,9 @@ def document(rows: list[dict[str, Any]]) -> str:
     ]
     for r in sorted(good, key=lambda r: (r["family"], r["model"])):
         paths = [str(r["paths"].get(k, 0)) for k in ("layer", "rule", "slow", "unused")]
-        told = "".join(f" {k}={v}" for k, v in r["options"].items() if k == "depth")
+        depth = "".join(f" {k}={v}" for k, v in r["options"].items() if k == "depth")
         lines.append(
-            f"| {r['model']}{told} | {r['family']} | {r['size']} | {r['parameters']:,} | "
+            f"| {r['model']}{depth} | {r['family']} | {r['size']} | {r['parameters']:,} | "
             f"{' | '.join(paths)} | {max(*r['off'].values(), r['lanczos_off']):.0e} | "
             f"{r['seconds']:.1f} | {r['sketch_seconds']:.1f} |"
         )

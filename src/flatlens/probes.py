@@ -370,11 +370,8 @@ def _without(q: LayerProbe, samples: int) -> LayerProbe:
 def _widened(q: LayerProbe, width: int) -> LayerProbe:
     """Return the layer padded to ``width`` singular values with zeros."""
     padding = ((0, 0), (0, width - q.singular.shape[1]))
-    return replace(
-        q,
-        singular=np.pad(q.singular, padding),
-        singular_through=np.pad(q.singular_through, padding),
-    )
+    total, through = (np.pad(values, padding) for values in (q.singular, q.singular_through))
+    return replace(q, singular=total, singular_through=through)
 
 
 def _joined_first(
