@@ -5,8 +5,8 @@ Everything the paper defines is arithmetic on these numbers (``metrics``). Symbo
 patches of x^l, n samples, N outputs.
 
 Each measured column is declared here, once. Its name and shape are those of the field.
-:func:`column` says how it is combined over random directions and over shards of the samples, and
-which value it has if a pass did not measure it.
+:func:`column` says how it is combined over random directions and over shards of the samples. It
+also gives the value of a column that a pass did not measure.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A *place* names a tensor of one forward pass so that it can be recognised in the next one. The
 passes run the same operations, so a tensor is known by the number of the autograd node that made
 it, counted from the start of the pass. A parameter has no such node and is the same in all passes.
-Two kinds of tensors are new leaves in each pass, and are known by their order: the embedding of an
-integer input by a frozen table, and a constant that feeds a layer.
+Two kinds of tensors are new leaves in each pass and are recognised by their order. These are the
+embedding of an integer input by a frozen table, and a constant that feeds a layer.
 """
 
 from __future__ import annotations
