@@ -1,6 +1,6 @@
-"""The sides of cases c1, c2 and c3: one `flatlens.measure` beside what a skilled user assembles.
+"""The sides of cases c1, c2 and c3: one `flatlens.measure` against code of a skilled user.
 
-All sides of a case give the same set of numbers:
+All sides of a case compute the same numbers:
 
 - **c1**: the headline set: S, MLS, NMLS, log volume, local dimension, normalised MLS, and the right
   sides of Eqs. 11 and 12 with the norms of the kernels;
@@ -35,14 +35,14 @@ TOLERANCE, MOST_STEPS = 1e-3, 100  # of the power iteration
 
 @dataclass(frozen=True)
 class Extent:
-    """What a case has beside the headline set."""
+    """The quantities of a case in addition to the headline set."""
 
     adaptive: bool = False
     operator: bool = False
 
     @property
     def names(self) -> list[str]:
-        """The quantities that flatlens gives for each sample."""
+        """The quantities that flatlens returns for each sample."""
         return [*PER_SAMPLE, *(["adaptive_sharpness"] if self.adaptive else [])]
 
 
@@ -72,13 +72,13 @@ Row = Callable[[Tensor, list[Tensor], bool], tuple[Tensor, ...]]  # derivatives 
 
 
 def plain_row(f_v: Tensor, places: list[Tensor], more: bool) -> tuple[Tensor, ...]:
-    """Derivatives of the sum of one output over the samples."""
+    """Return the derivatives of the sum of one output over the samples."""
     return torch.autograd.grad(f_v, places, retain_graph=more)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The outputs of a batch, and what every layer read."""
+    """The outputs of a batch, and the input of every layer."""
 
     out: Tensor
     layer_inputs: list[Tensor]
@@ -87,14 +87,14 @@ class Seen:
 def spectra(
     model: nn.Module, extent: Extent, row: Row = plain_row
 ) -> Callable[[Tensor, int], Values]:
-    """All of the set but S: Jacobians by the layers' inputs, singular values, norms of weights."""
+    """Compute everything but S: Jacobians at the layers' inputs, singular values, weight norms."""
     layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
 
     def sums(x: Tensor, norms: list[float]) -> Values:
         leaf = x.clone().requires_grad_()
         seen = forward(model, layers, leaf)
         N = seen.out.shape[1]
-        # a flattened image, or a tensor that two layers read, is one place
+        # a flattened image, or a tensor that two layers read, counts once
         places = {same(x_l): x_l for x_l in [leaf, *seen.layer_inputs]}
         by_output = [row(seen.out[:, v].sum(), list(places.values()), v + 1 < N) for v in range(N)]
         jacobians = (torch.stack(place, 1).flatten(2) for place in zip(*by_output, strict=True))
@@ -139,12 +139,12 @@ def forward(model: nn.Module, layers: list[nn.Module], x: Tensor) -> Seen:
 
 
 def same(x: Tensor) -> tuple[int, int]:
-    """Equal for tensors that are the same numbers in the same memory, whatever their shape."""
+    """Return a key that is equal for tensors with the same memory, whatever their shape."""
     return x.data_ptr(), x.numel()
 
 
 def singular(jacobian: Tensor) -> Tensor:
-    """Singular values, largest first, by the smaller Gram matrix in float64."""
+    """Compute singular values in descending order from the smaller Gram matrix in float64."""
     wide = jacobian.double()
     wide = wide if wide.shape[1] <= wide.shape[2] else wide.mT
     return torch.linalg.eigvalsh(wide @ wide.mT).clamp(min=0).sqrt().flip(1)
@@ -157,7 +157,7 @@ def singular(jacobian: Tensor) -> Tensor:
 def weight_norms(
     model: nn.Module, layers: list[nn.Module], x: Tensor, operator: bool
 ) -> list[float]:
-    """The norm of every layer's weight, as a matrix or (of convolutions) as a map of images."""
+    """Compute the norm of every layer's weight, of convolutions as a map of images."""
     if not operator:
         return [kernel_norm(m.weight.flatten(1)) for m in layers]
     inputs = forward(model, layers, x).layer_inputs
@@ -168,14 +168,14 @@ def weight_norms(
 
 
 def kernel_norm(W: Tensor) -> float:
-    """The largest singular value, by the smaller Gram matrix."""
+    """Compute the largest singular value from the smaller Gram matrix."""
     W = W if W.shape[0] <= W.shape[1] else W.mT
     return float(torch.linalg.eigvalsh(W @ W.mT)[-1].clamp(min=0).sqrt())
 
 
 @torch.no_grad()
 def convolution_norm(m: nn.Conv2d, shape: torch.Size) -> float:
-    """Power iteration with the convolution and its transpose, until the norm stands still."""
+    """Run power iteration with the convolution and its transpose until the norm converges."""
     options: Any = {"stride": m.stride, "padding": m.padding, "dilation": m.dilation}
     v = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     norm = 0.0
@@ -194,12 +194,12 @@ Entries = Callable[[Tensor], tuple[float, float]]  # sums over a batch: S, adapt
 
 
 def weighted(squares: Tensor, p: Tensor) -> Tensor:
-    """The two sums of one parameter: of its squared derivatives, alone and times theta^2."""
+    """Sum one parameter's squared derivatives, alone and times theta^2."""
     return torch.stack([squares.sum(), (squares * p.detach().square()).sum()])
 
 
 def jacrev_entries(model: nn.Module) -> Entries:
-    """S and adaptive sharpness from explicit Jacobians."""
+    """Compute S and adaptive sharpness from explicit Jacobians."""
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     jacobian = sides.jacobian(model)
 
@@ -212,7 +212,7 @@ def jacrev_entries(model: nn.Module) -> Entries:
 
 
 def backpack_entries(model: nn.Module) -> Entries:
-    """S and adaptive sharpness from the Gauss-Newton diagonal."""
+    """Compute S and adaptive sharpness from the Gauss-Newton diagonal."""
     diagonal = sides.backpack_diagonal(model)
 
     def of_batch(x: Tensor) -> tuple[float, float]:
@@ -228,7 +228,7 @@ ENTRIES = {"jacrev": jacrev_entries, "backpack_ggn": backpack_entries}
 
 
 def with_bounds(values: Values) -> Values:
-    """Sums of squared ratios become the right sides of Eqs. 11 and 12."""
+    """Turn sums of squared ratios into the right-hand sides of Eqs. 11 and 12."""
     S = values["sharpness"]
     values["eq11"] = (values.pop("first_ratio") * S) ** 0.5
     values["eq12"] = (values.pop("ratios") * S) ** 0.5
@@ -236,7 +236,7 @@ def with_bounds(values: Values) -> Values:
 
 
 def assembled(name: str, extent: Extent) -> Callable[[nn.Module], Exact]:
-    """S from a package, the rest from autograd."""
+    """Assemble S from a package and the rest from autograd."""
 
     def side(model: nn.Module) -> Exact:
         own = {id(p): p for p in model.parameters()}  # the same weights without the peer's hooks
@@ -261,7 +261,7 @@ def assembled(name: str, extent: Extent) -> Callable[[nn.Module], Exact]:
 
 
 def in_one_sweep(extent: Extent) -> Callable[[nn.Module], Exact]:
-    """BackPACK's per-sample norms (in c2, sums of squares) out of the same N backward passes."""
+    """Take BackPACK's per-sample norms (in c2, sums of squares) from the same N backward passes."""
 
     def side(model: nn.Module) -> Exact:
         import backpack
@@ -297,7 +297,7 @@ def in_one_sweep(extent: Extent) -> Callable[[nn.Module], Exact]:
 
 
 def whole_sides(case: str) -> dict[str, Callable[[nn.Module], Exact]]:
-    """The sides of a case by name, the floor and the lower limit among them."""
+    """Return the sides of a case by name, including the floor and the lower limit."""
     extent = EXTENTS[case]
     names = ENTRIES if extent.adaptive else [n for n in sides.PEERS if n not in ("loop", "asdl")]
     return {

@@ -1,4 +1,4 @@
-"""The cells of `peers.py`: which there are, the file of finished ones, and the ratios in them.
+"""The cells of `peers.py`: their list, the file of finished cells, and ratios computed from it.
 
 A cell is a case (a: exact S, b: estimates of S, c1 to c3: sets of quantities), a network, a number
 of outputs N, of samples n and of threads. A finished cell is one line of JSON with the raw times,
@@ -18,8 +18,8 @@ from typing import Any
 Record = dict[str, Any]
 
 OURS = ("flatlens", "flatlens_within", "flatlens_sketch", "flatlens_hessian_trace")
-BESIDE = ("floor", "lower_limit", "exact")  # measured, but no peer
-WRONG = 1e-3  # relative difference of an exact value in float32 from which it is not ranked
+BESIDE = ("floor", "lower_limit", "exact")  # measured, but not ranked
+WRONG = 1e-3  # largest relative error of an exact value in float32 that is ranked
 WITHIN = 0.01  # relative error that an estimate must reach
 
 
@@ -86,7 +86,7 @@ PLANS = {
 
 
 def read(path: Path) -> dict[Cell, Record]:
-    """Finished cells; of a cell that is there twice, the later one. A torn last line is no cell."""
+    """Read finished cells; the last record of a cell counts, and an incomplete line is skipped."""
     found = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
@@ -108,7 +108,7 @@ def as_json(cell: Cell) -> dict[str, Any]:
 
 
 def ordered(cells: Sequence[Cell]) -> list[Cell]:
-    """By case, then networks in the order of the plan, then N, n, threads."""
+    """Sort by case, then by network in the order of the plan, then by N, n and threads."""
     names = list(dict.fromkeys(cell.model for cell in [*DEFAULT, *cells]))
     return sorted(cells, key=lambda c: (c.case, names.index(c.model), *astuple(c)[2:]))
 
@@ -117,19 +117,21 @@ def ordered(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def sound(side: Record) -> bool:
-    """It ran, and its value is the right one (floor and lower limit have none)."""
+    """Whether a side ran and its value, if it has one, is right."""
     return "error" not in side and (side.get("difference") or 0.0) <= WRONG
 
 
 def per_sample(side: Record, clock: str = "wall") -> list[float | None]:
-    """Seconds per sample of each repeat; the first call is a repeat only if it is the only one."""
+    """Return the seconds per sample of each repeat; a first call counts only if it is alone."""
     first, *later = (None if w is None else w / side["ran"] for w in side[clock])
     return [None, *later] if any(w is not None for w in later) else [first]
 
 
 def ratio(above: Record, below: Record) -> float:
-    """Median over repeats of the ratio within a repeat, per sample; that of the medians where the
-    sides have no repeat in common."""
+    """Return the median over repeats of the ratio within a repeat, per sample.
+
+    If the sides have no repeat in common, it is the ratio of the medians.
+    """
     a, b = per_sample(above), per_sample(below)
     both = [x / y for x, y in zip(a, b, strict=False) if x is not None and y is not None]
     return median(both) if both else middle(a) / middle(b)
@@ -140,24 +142,24 @@ def middle(times: Sequence[float | None]) -> float:
 
 
 def seconds(record: Record, side: str, clock: str = "wall") -> float:
-    """Median time for all samples of the cell; scaled up where fewer were run."""
+    """Return the median time for all samples of the cell, scaled up if fewer were run."""
     return middle(per_sample(record["sides"][side], clock)) * record["cell"]["samples"]
 
 
 def first(record: Record, side: str) -> float:
-    """The same of the first call."""
+    """Return the time of the first call for all samples of the cell."""
     found = record["sides"][side]
     return float(found["wall"][0] / found["ran"] * record["cell"]["samples"])
 
 
 def unchecked(record: Record) -> bool:
-    """The value of flatlens was compared with nobody's (told since records have `against`)."""
+    """Whether the value of flatlens was compared with no other side (new records only)."""
     found = record["sides"].get("flatlens", {})
     return "error" not in found and "against" in found and found["against"] is None
 
 
 def peers(record: Record) -> dict[str, Record]:
-    """The sides that are ranked: other people's, with the right value."""
+    """Return the sides that are ranked: other packages with the right value."""
     sides = record["sides"].items()
     return {k: s for k, s in sides if k not in (*OURS, *BESIDE) and sound(s)}
 
@@ -171,7 +173,7 @@ def thriftiest(record: Record) -> str | None:
 
 
 def ratios(record: Record) -> dict[str, float]:
-    """What the goals and the guard speak of; a name is missing where a side is."""
+    """Return the ratios that the goals and the guard use; a ratio without its sides is missing."""
     if record["cell"]["case"] == "b":
         return estimate_ratios(record)
     sides, found = record["sides"], {}
@@ -188,7 +190,7 @@ def ratios(record: Record) -> dict[str, float]:
 
 
 def curve(record: Record, side: str) -> list[tuple[int, float, float]]:
-    """(products, rms relative error over the seeds, median seconds) of an estimator."""
+    """Return (products, rms relative error over the seeds, median seconds) of an estimator."""
     truth = record["truth"]
     return [
         (
@@ -201,8 +203,11 @@ def curve(record: Record, side: str) -> list[tuple[int, float, float]]:
 
 
 def seconds_to(points: Sequence[tuple[int, float, float]], error: float = WITHIN) -> float:
-    """Seconds to that rms error: between two measured points on a straight line of logarithms,
-    beyond the last one by the law of averages (time grows as 1 / error^2)."""
+    """Return the seconds to an rms error.
+
+    Between two measured points the time is interpolated linearly in logarithms. Beyond the last
+    point it grows as 1 / error^2, by the law of averages.
+    """
     before = None
     for _, rms, spent in points:
         if rms <= error:
@@ -222,13 +227,13 @@ def estimate_ratios(record: Record) -> dict[str, float]:
 
 
 def times_to(record: Record) -> dict[str, float]:
-    """Seconds to 1 % of every estimator that ran."""
+    """Return the seconds to 1 % error of every estimator that ran."""
     sides = (k for k, s in record["sides"].items() if s.get("rungs") and "error" not in s)
     return {side: seconds_to(curve(record, side)) for side in sides}
 
 
 def failures(records: Sequence[Record]) -> Iterator[tuple[str, str, str]]:
-    """(side, cell, why) for everything that did not run or is wrong."""
+    """Yield (side, cell, reason) for every side that did not run or is wrong."""
     for record in records:
         cell = str(Cell(**record["cell"]))
         for name, side in record["sides"].items():

@@ -8,11 +8,11 @@
 **The floor** is what N plain training steps cost: one forward pass and N backward passes with
 weight gradients over the same n samples, at the batch size that is fastest for it. **The lower
 limit** asks the same N backward passes for the layers' activations only; no exact method that
-backpropagates each output can beat it. The columns S, "S and MLS", headline and everything are
-`measure` asked for so much, in floors. Every repeat times all sides one after the other on the
-same network, and a ratio is the median over repeats of the ratios within one repeat: what slows
-the machine down for a while slows both sides. Before each call every parameter moves a little, as
-it does in training, so no cache may answer from the weights of the call before.
+backpropagates each output can beat it. The columns S, "S and MLS", headline and everything are the
+cost of `measure` for these quantities, in floors. Every repeat times all sides one after the other
+on the same network. A ratio is the median over repeats of the ratios within one repeat, so a
+temporary slowdown of the machine affects both sides. Before each call every parameter changes a
+little, as in training, so that no cache can return results for the weights of the last call.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ import flatlens as fl
 from flatlens.training.networks import MODELS, build
 
 BATCHES = (10, 20, 25, 50, 100)
-SLOW = 2.0  # seconds; longer calls scatter less and are repeated a third as often
-ORACLE_SAMPLES = 10  # jacrev is slow, and linear in n: time a tenth
+SLOW = 2.0  # seconds; longer calls vary less and are repeated a third as often
+ORACLE_SAMPLES = 10  # jacrev is slow and linear in n: time a tenth
 Work = Callable[[], object]
 
 
@@ -48,15 +48,16 @@ Work = Callable[[], object]
 
 
 def inputs(name: str, n: int) -> Tensor:
-    """Pixels in [0, 1], the range of the paper's data."""
+    """Return random pixels in [0, 1], the range of the paper's data."""
     generator = torch.Generator().manual_seed(1)
     return torch.rand(n, *((784,) if name == "mlp" else (3, 32, 32)), generator=generator)
 
 
 def floor(model: nn.Module, x: Tensor, batch: int) -> None:
-    """One forward pass and N backward passes with weight gradients, added up as in training.
+    """Run one forward pass and N backward passes with weight gradients, summed as in training.
 
-    Gradients that are dropped at once are slower: their memory goes back to the system every time.
+    Discarding gradients at once would be slower, because their memory would go back to the system
+    every time.
     """
     for chunk in x.split(batch):
         out = model(chunk)
@@ -66,7 +67,7 @@ def floor(model: nn.Module, x: Tensor, batch: int) -> None:
 
 
 def lower_limit(model: nn.Module, x: Tensor, batch: int, image: bool = True) -> None:
-    """One forward pass and N backward passes onto the layers' outputs, and onto the input."""
+    """Run one forward pass and N backward passes to the layers' outputs and to the input."""
     captured: list[Tensor] = []
     layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
     hooks = [m.register_forward_hook(lambda _m, _x, z: captured.append(z)) for m in layers]
@@ -87,7 +88,7 @@ def backward_each_output(out: Tensor, targets: Sequence[Tensor]) -> None:
 
 
 def jacrev_oracle(model: nn.Module, x: Tensor) -> None:
-    """Sharpness and MLS alone, one sample at a time: the obvious way."""
+    """Compute sharpness and MLS in the obvious way, one sample at a time."""
     parameters = {name: p.detach() for name, p in model.named_parameters()}
 
     def f(parameters: dict[str, Tensor], x_i: Tensor) -> Tensor:
@@ -104,7 +105,7 @@ def jacrev_oracle(model: nn.Module, x: Tensor) -> None:
 
 
 def seconds(work: Work) -> float:
-    """Seconds of a call, until the device has done all of it."""
+    """Return the seconds of a call, including the work of the device."""
     wait_for_device()
     start = time.perf_counter()
     work()
@@ -118,14 +119,14 @@ def wait_for_device() -> None:
 
 
 def nudge(model: nn.Module, generator: torch.Generator) -> None:
-    """One small step: every parameter changes by about a millionth."""
+    """Change every parameter by about a millionth."""
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn(p.shape, generator=generator).to(p), alpha=1e-6)
 
 
 def interleaved(model: nn.Module, sides: dict[str, Work], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each side in each repeat; the order rotates."""
+    """Return the seconds of each side in each repeat; the order rotates."""
     generator = torch.Generator().manual_seed(2)
     times: dict[str, list[float]] = {name: [] for name in sides}
     order = list(sides)
@@ -138,22 +139,22 @@ def interleaved(model: nn.Module, sides: dict[str, Work], repeats: int) -> dict[
 
 
 def fastest(model: nn.Module, side: Callable[[int], object], n: int) -> int:
-    """The batch size of `BATCHES` at which `side` is fastest; warms it up on the way."""
+    """Return the batch size of `BATCHES` at which `side` is fastest, and warm it up."""
     works: dict[str, Work] = {str(b): partial(side, b) for b in BATCHES if b <= n}
     times = interleaved(model, works, 1)
-    if min(map(median, times.values())) < SLOW:  # else the first look is steady, and long enough
+    if min(map(median, times.values())) < SLOW:  # otherwise the first timing is precise enough
         times = interleaved(model, works, 5)
     return int(min(times, key=lambda b: median(times[b])))
 
 
 def ratio(times: dict[str, list[float]], above: str, below: str) -> list[float]:
-    """Quartiles (first, median, third) of above / below within the repeats."""
+    """Return the quartiles (first, median, third) of above / below within the repeats."""
     ratios = sorted(a / b for a, b in zip(times[above], times[below], strict=True))
     return [ratios[len(ratios) // 4], median(ratios), ratios[(3 * len(ratios)) // 4]]
 
 
 def cost(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One row of the table: times in seconds, ratios as quartiles."""
+    """Return one row of the table: times in seconds, ratios as quartiles."""
     torch.manual_seed(0)
     n, device = options.n, options.device
     model, x = build(name).eval().to(device), inputs(name, n).to(device)
@@ -191,7 +192,7 @@ def cost(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def resident_kib(field: str) -> int:
-    """VmRSS (now) or VmHWM (peak) of this process.
+    """Return VmRSS (now) or VmHWM (peak) of this process.
 
     `ru_maxrss` is the fallback: Linux hands the parent's peak down to a child that it starts,
     so that there it would hide everything smaller than the parent.
@@ -205,7 +206,7 @@ def resident_kib(field: str) -> int:
 
 
 def peak_extra_here(name: str, n: int) -> int:
-    """KiB that one `measure` of n samples needs at most on top of model and data."""
+    """Return the peak KiB of one `measure` of n samples beyond model and data."""
     torch.manual_seed(0)
     model, x = build(name).eval(), inputs(name, n)
     with torch.no_grad():
@@ -216,7 +217,7 @@ def peak_extra_here(name: str, n: int) -> int:
 
 
 def peak_extra(name: str, n: int, threads: int) -> float:
-    """The same in a fresh process, in MiB."""
+    """Return the peak MiB of one `measure` in a fresh process."""
     command = [sys.executable, __file__, "--peak", name, str(n), "--threads", str(threads)]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) / 1024
 
@@ -266,7 +267,7 @@ def memory_table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def launches(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Operator calls, factorisations and waits of one `measure` and of its S alone."""
+    """Count operator calls, factorisations and waits of one `measure` and of S alone."""
     torch.manual_seed(0)
     model = build(name).eval().to(options.device)
     x = inputs(name, options.n).to(options.device)
@@ -289,7 +290,7 @@ def launch_table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def profile(name: str, n: int) -> None:
-    """Prints the operators of one `measure` by their own time."""
+    """Print the operators of one `measure`, sorted by their own time."""
     torch.manual_seed(0)
     model, x = build(name).eval(), inputs(name, n)
     fl.measure(model, x)

@@ -4,8 +4,8 @@
     python benchmarks/coverage_of_intervals.py --networks 500   # sketches of trained networks
 
 Without options chi-square variables are drawn. A sum of squares over random directions is a
-weighted sum of squared normal variables; `dimensions` is their effective number, 1 where all
-outputs of one sample move together. The table compares the plain standard error with the one that
+weighted sum of squared normal variables. `dimensions` is their effective number, which is 1 if all
+outputs of one sample change together. The table compares the plain standard error with the one that
 flatlens reports, each as estimate +- t(m - 1) error.
 
 With ``--networks SEEDS`` three small networks are trained on the embedded digits. Each is sketched
@@ -35,7 +35,7 @@ QUANTITIES = (
 
 
 def coverage(directions: int, dimensions: float, repetitions: int, seed: int = 0) -> list[float]:
-    """The share of intervals that hold the truth: plain, and on the log scale."""
+    """Return the share of intervals that hold the true value: plain, and on the log scale."""
     generator = np.random.default_rng([seed, directions, int(10 * dimensions)])
     draws = generator.chisquare(dimensions, (repetitions, directions)) / dimensions
     values, plain = draws.mean(1), draws.std(1, ddof=1) / np.sqrt(directions)
@@ -61,7 +61,7 @@ class TokenMixer(nn.Module):
 
 
 def trained_networks() -> tuple[dict[str, nn.Module], Tensor]:
-    """Three networks trained on digits for 300 steps, and the images, in float64."""
+    """Return three networks trained on digits for 300 steps, and the images, in float64."""
     torch.manual_seed(0)
     data = load("digits")
     x, y = data.x_train.double().reshape(-1, 1, 8, 8), data.y_train
@@ -88,7 +88,7 @@ def trained_networks() -> tuple[dict[str, nn.Module], Tensor]:
 def network_coverage(
     network: nn.Module, x: Tensor, directions: int, seeds: int
 ) -> dict[str, float]:
-    """The share of sketches whose interval holds the exact value, by quantity."""
+    """Return the share of sketches whose interval holds the exact value, by quantity."""
     exact, t = fl.probe(network, x), t_quantile(directions - 1)
     wanted = {name: METRICS[name](exact) for name in QUANTITIES}
     hits = dict.fromkeys(QUANTITIES, 0)

@@ -1,4 +1,4 @@
-"""What do the estimators of large networks cost, beside those they replace? Two figures.
+"""What do the estimators for large networks cost, compared with those they replace?
 
     FLATLENS_DATA=FOLDER python benchmarks/estimators.py              # both, some ten minutes
     FLATLENS_DATA=FOLDER python benchmarks/estimators.py --only norm --steps 100 --out try
@@ -64,7 +64,7 @@ WITHIN = 0.01
 
 
 def trained(name: str, steps: int, n: int, seed: int) -> tuple[nn.Module, Tensor]:
-    """The network after some steps of SGD, and n samples, in float64."""
+    """Return the network after some steps of SGD, and n samples, in float64."""
     torch.manual_seed(seed)
     model = build(name)
     if steps == 0:
@@ -81,7 +81,7 @@ def trained(name: str, steps: int, n: int, seed: int) -> tuple[nn.Module, Tensor
 
 
 def jacobian_norms(model: nn.Module, x: Tensor) -> Tensor:
-    """The truth: one backward pass an output, then SVDs."""
+    """Compute the exact norms by one backward pass per output and SVDs."""
     x = x.clone().requires_grad_()
     f = model(x)
     each = range(f.shape[1])
@@ -90,7 +90,7 @@ def jacobian_norms(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def lanczos_history(model: nn.Module, x: Tensor, steps: int) -> list[tuple[int, Tensor]]:
-    """(passes, values) after each step.
+    """Return (passes, values) after each step.
 
     A forward pass and a backward pass that can be differentiated come first; a step is one
     backward pass (A^T v) and one through that (A times the result).
@@ -114,7 +114,7 @@ def lanczos_history(model: nn.Module, x: Tensor, steps: int) -> list[tuple[int, 
 
 
 def norm_errors(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Relative errors over passes, as quantiles over samples."""
+    """Return relative errors over passes, as quantiles over samples."""
     model, x = trained(name, options.steps, options.n, options.seed)
     truth = jacobian_norms(model, x).numpy()
     e = input_sensitivity_ascent(model, x, seed=options.seed)
@@ -177,7 +177,7 @@ def draw_norms(results: list[dict[str, Any]]) -> Figure:
 
 
 def sketched(model: nn.Module, x: Tensor, directions: int, seed: int) -> np.ndarray:
-    """S from each of so many output directions, without the singular values of a whole sketch."""
+    """Estimate S from each output direction, without the singular values of a whole sketch."""
     inputs = Inputs(x)
     options = SketchOptions(directions, seed, top=1, tolerance=1.0)
     request = Request(method="sketch", chunk=len(x), sketch=options)
@@ -193,7 +193,7 @@ def sketched(model: nn.Module, x: Tensor, directions: int, seed: int) -> np.ndar
 
 
 def hutchinson(model: nn.Module, x: Tensor, directions: int, seed: int) -> np.ndarray:
-    """mean_i ||J_i v||^2 for each of so many v of +-1 in parameter space."""
+    """Return mean_i ||J_i v||^2 for each of several v of +-1 in parameter space."""
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     generator = torch.Generator().manual_seed(seed)
 
@@ -214,7 +214,7 @@ def hutchinson(model: nn.Module, x: Tensor, directions: int, seed: int) -> np.nd
 
 
 def sharpness_errors(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Relative errors over seconds, from blocks of one long run of each method."""
+    """Return relative errors over seconds, from blocks of one long run of each method."""
     torch.manual_seed(options.seed)
     if name == "mlp":
         model, x = build("mlp", widths=(784, 500, 500, 1000)).eval(), torch.rand(20, 784)

@@ -1,12 +1,12 @@
-"""Has flatlens become slower or hungrier, beside what it was committed with? Exit code 1 if so.
+"""Check whether flatlens needs more time or memory than the committed run; exit code 1 if so.
 
     python benchmarks/guard.py                        # runs the guard plan, then compares
     python benchmarks/guard.py peers.jsonl --margin 0.3
 
-Compared are ratios within one run, never times: flatlens over the floor and over the fastest peer
-of the same cell. Memory is compared as it is, from 16 MiB on. A ratio that grew by more than the
-margin (a quarter) fails; so does one that was there and is missing. To be run by hand on a quiet
-machine: on a busy one ratios scatter by more than the margin.
+It compares ratios within one run, never times: flatlens over the floor, and flatlens over the
+fastest peer of the same cell. Peaks of memory are compared directly, from 16 MiB on. A ratio that
+grew by more than the margin (a quarter) fails, and so does a missing ratio. Run it by hand on a
+quiet machine, because on a busy one ratios vary by more than the margin.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SMALL = 16.0  # MiB; below it the peak is torch's and the allocator's
 
 
 def compared(record: Record) -> dict[str, float]:
-    """What may not grow: ratios of time, and the peak."""
+    """Return the numbers that must not grow: ratios of time, and the peak."""
     found = {k: v for k, v in cells.ratios(record).items() if not k.endswith("memory")}
     side = record["sides"].get("flatlens", {})
     if "peak_mib" in side:
@@ -35,7 +35,7 @@ def compared(record: Record) -> dict[str, float]:
 
 
 def worse(old: Record, new: Record, margin: float) -> Iterator[tuple[str, float, float | None]]:
-    """(name, before, now) of everything beyond the margin."""
+    """Return (name, before, now) of everything beyond the margin."""
     now = compared(new)
     for name, before in compared(old).items():
         if name not in now or now[name] > before * (1 + margin):

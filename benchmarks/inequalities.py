@@ -10,8 +10,9 @@ ten outputs, plain SGD, learning rate 0.2, batch 20. At steps spaced by logarith
 training images are measured. Writes `inequalities.md`, `inequalities.json` (three tables, each
 as `pandas.DataFrame(**found["layers"])`) and `figures/bounds.png` and `.svg`.
 
-Training is in float32, measuring in float64 (of the same weights): a theorem is then held to 1e-9,
-and the rank rule, 4e-4 of the largest singular value in float32, is out of reach.
+Networks are trained in float32, and the same weights are measured in float64. Theorems are then
+checked to 1e-9, and no singular value falls below the rank tolerance, which in float32 is 4e-4 of
+the largest.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ TOLERANCE = 1e-9  # of a comparison in float64
 
 @dataclass(frozen=True)
 class Setting:
-    """A network of the paper and what it learns."""
+    """A network of the paper and its data."""
 
     title: str
     data: str
@@ -79,14 +80,14 @@ def schedule(steps: int) -> list[int]:
 
 
 def batches(n: int, seed: int) -> Iterator[Tensor]:
-    """Indices of one batch after another, each epoch in a new order."""
+    """Yield the indices of one batch after another, each epoch in a new order."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         yield from torch.randperm(n, generator=generator).split(BATCH)
 
 
 def run(net: str, steps: int, seed: int) -> Iterator[tuple[int, nn.Module, Data]]:
-    """Trains; gives the network at each step that is to be measured."""
+    """Train, and yield the network at each step to measure."""
     setting = SETTINGS[net]
     data = load(setting.data, **setting.options)
     x, y = data.x_train[:TRAIN], F.one_hot(data.y_train[:TRAIN], data.classes).float()
@@ -106,14 +107,14 @@ def run(net: str, steps: int, seed: int) -> Iterator[tuple[int, nn.Module, Data]
 
 @torch.no_grad()
 def evaluate(model: nn.Module, x: Tensor, y: Tensor, classes: int) -> tuple[float, float]:
-    """Squared error averaged over samples and outputs; accuracy in per cent."""
+    """Return the squared error averaged over samples and outputs, and the accuracy in per cent."""
     f = torch.cat([model(part) for part in x.split(500)])
     loss = F.mse_loss(f, F.one_hot(y, classes).to(f))
     return loss.item(), 100 * (f.argmax(1) == y).double().mean().item()
 
 
 def record(net: str, step: int, model: nn.Module, data: Data) -> dict[str, list[dict[str, Any]]]:
-    """What each table gets from one step."""
+    """Return the rows of each table for one step."""
     loss, accuracy = evaluate(model, data.x_train[:TRAIN], data.y_train[:TRAIN], data.classes)
     _, test_accuracy = evaluate(model, data.x_test, data.y_test, data.classes)
     double, x = copy.deepcopy(model).double(), data.x_train[:SAMPLES].double()
@@ -133,7 +134,7 @@ def record(net: str, step: int, model: nn.Module, data: Data) -> dict[str, list[
 
 
 def shared_weight_rows(m: fl.Measurement, model: nn.Module, x: Tensor) -> list[fl.Inequality]:
-    """Eq. 12 in two more ways where weights are shared: they are one where all is dense.
+    """Return Eq. 12 in two more forms for shared weights; for dense layers they are equal.
 
     `eq12_kernel` takes the norm of the flattened kernel for that of a convolution,
     `eq12_untied_exact` the exact ||D^-1 C||_2 in place of its cheap bound.
@@ -148,7 +149,8 @@ def shared_weight_rows(m: fl.Measurement, model: nn.Module, x: Tensor) -> list[f
 
 
 def eq5(layer: fl.LayerProbe) -> dict[str, Any]:
-    """Eq. 5 for one layer, mean over samples, and in how many samples it fails.
+    """Return Eq. 5 for one layer, averaged over samples, and the number of samples in which it
+    fails.
 
     lhs ||A||_F (the paper's proof; `spectral`: ||A||_2, its statement), rhs ||W|| sqrt(w) / x with
     the operator norm (`kernel`: with the norm of the flattened kernel).
@@ -172,7 +174,7 @@ def eq5(layer: fl.LayerProbe) -> dict[str, Any]:
 
 
 def experiment(nets: list[str], steps: int, seed: int) -> tuple[Tables, dict[str, Any]]:
-    """All tables, and why each verdict at the last step is what it is."""
+    """Return all tables, and the reason of each verdict at the last step."""
     rows: dict[str, list[dict[str, Any]]] = {"steps": [], "inequalities": [], "layers": []}
     for net in nets:
         for step, model, data in run(net, steps, seed):
@@ -216,7 +218,7 @@ def facts(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def to_json(tables: Tables, about: dict[str, Any], why: dict[str, Any]) -> str:
-    """One line a row, seven digits; infinities and NaN as strings, which `float` reads."""
+    """Write one line per row with seven digits; infinities and NaN are strings for `float`."""
     split = {
         name: {
             "columns": list(table),
@@ -246,7 +248,7 @@ def from_json(text: str) -> tuple[Tables, dict[str, Any], dict[str, Any]]:
 
 
 def broken_theorems(tables: Tables) -> pd.DataFrame:
-    """Rows that must not exist: a theorem that fails."""
+    """Return the theorems that fail; there should be none."""
     rows, layers = tables["inequalities"], tables["layers"]
     wrong = rows[(rows.verdict == "theorem") & ~rows.holds.astype(bool)]
     wrong_layers = layers[(layers.verdict == "theorem") & (layers.fails > 0)]
@@ -374,7 +376,7 @@ def least(rows: pd.DataFrame) -> str:
 
 
 def bold(slack: float) -> str:
-    """Where it fails it stands out."""
+    """Format a slack; it is bold if the inequality fails."""
     return f"**{slack:.3g}**" if slack < 1 - TOLERANCE else f"{slack:.3g}"
 
 
@@ -385,7 +387,7 @@ MARK: dict[str, Any] = {"ms": 4, "lw": 1.6}  # the colours are those of Okabe an
 
 
 def draw(tables: Tables, columns: list[str]) -> Figure:
-    """NMLS, log volume and Eq. 5 over the steps; a column a network."""
+    """Draw NMLS, log volume and Eq. 5 over the steps, one column per network."""
     figure = Figure(figsize=(5.2 * len(columns), 9.6), layout="constrained")
     axes = figure.subplots(3, len(columns), sharex="col", squeeze=False)
     for k, net in enumerate(columns):
@@ -409,7 +411,7 @@ def draw(tables: Tables, columns: list[str]) -> Figure:
 
 
 def log_axis(ax: Axes, low: float, high: float, room: float) -> None:
-    """A log axis with plain numbers, and room for a legend above the lines."""
+    """Make a log axis with plain numbers, and room for a legend above the lines."""
     ax.set_yscale("log")
     ax.set_ylim(low, high * (high / low) ** room)
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -419,7 +421,7 @@ def log_axis(ax: Axes, low: float, high: float, room: float) -> None:
 
 
 def side(ax: Axes, rows: pd.DataFrame, name: str, column: str, label: str, **style: Any) -> None:
-    """One side of an inequality; dotted where it is only observed."""
+    """Draw one side of an inequality, dotted where it is only an observation."""
     found = rows[rows.name == name]
     if column.endswith("rhs"):
         verdict = found.verdict.iloc[-1]
@@ -483,7 +485,7 @@ def image(figure: Figure, kind: str) -> bytes:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Whole or not at all."""
+    """Write a file completely or not at all."""
     with replacing(path) as temporary:
         temporary.write_bytes(content)
 
@@ -505,7 +507,7 @@ def main() -> None:
         torch.set_num_threads(1)
         tables, why = experiment(options.nets, options.steps, options.seed)
         write(records, to_json(tables, facts(options), why).encode())
-    tables, about, why = from_json(records.read_text())  # what is drawn is what was kept
+    tables, about, why = from_json(records.read_text())  # draw the stored records
     write(options.out / "inequalities.md", "\n".join([*page(tables, about, why), ""]).encode())
     figure = draw(tables, [net for net in ("mlp", "vgg") if net in why] or list(why)[:1])
     for kind in ("png", "svg"):

@@ -1,4 +1,4 @@
-"""Large networks: the Gauss-Newton trace of the cross-entropy, beside other packages.
+"""Large networks: the Gauss-Newton trace of the cross-entropy, compared with other packages.
 
     python benchmarks/large.py --json large.jsonl            # about an hour on two quiet cores
     python benchmarks/large.py --tiny                        # the same networks, a few neurons wide
@@ -206,7 +206,7 @@ def measured(name: str, side: str, directions: int, tiny: bool) -> Record:
 
 
 def in_a_process(name: str, side: str, options: argparse.Namespace) -> Record:
-    """Run one side of one network in a process of its own; a failure is a line of text."""
+    """Run one side of one network in its own process; a failure is a line of text."""
     command = [sys.executable, __file__, "--cell", name, side]
     command += ["--directions", str(options.directions), *(["--tiny"] if options.tiny else [])]
     key = {"network": name, "side": side, "directions": options.directions}
@@ -234,7 +234,7 @@ def line(record: Record) -> str:
 
 
 def aims(records: Sequence[Record]) -> list[str]:
-    """How far each aim is; a ratio of at most 1 reaches it."""
+    """Yield a sentence for each aim; a ratio of at most 1 reaches it."""
     by_key = {(r["network"], r["side"]): r for r in records if "failure" not in r}
     lines = []
     for name in NETWORKS:

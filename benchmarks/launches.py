@@ -1,4 +1,4 @@
-"""Count what a measurement asks of a device: operator calls, and where the host waits for results.
+"""Count the operator calls of a measurement, and the places where the host waits for a device.
 
 On an accelerator every operator call is one kernel launch or a few, and the host runs ahead of the
 device. A *synchronisation* makes it wait: a number, a truth value or a size is read from a tensor,

@@ -1,4 +1,4 @@
-"""What do the spectrum, the representations and the gauges cost?
+"""What do `spectrum`, `representations` and the free gauges cost?
 
     python benchmarks/panel.py                              # the paper's three networks, one thread
     python benchmarks/panel.py --models mlp --repeats 9 --json panel.json
@@ -49,7 +49,7 @@ def data(name: str, n: int) -> Tensor:
 
 
 def timed(side: Side, repeats: int, budget: float) -> list[float]:
-    """Seconds of each call, after one that is not counted; fewer calls where they take long."""
+    """Return the seconds of each call after a first one; slow calls are repeated less often."""
     times: list[float] = []
     began = time.perf_counter()
     side()
@@ -61,7 +61,7 @@ def timed(side: Side, repeats: int, budget: float) -> list[float]:
 
 
 def spectrum_sides(model: nn.Module, x: Tensor) -> dict[str, Side]:
-    """All eigenvalues by flatlens, and the top 20 by the peers that are installed."""
+    """Return the sides: all eigenvalues by flatlens, and the top 20 by each installed peer."""
     sides: dict[str, Side] = {"flatlens.spectrum": lambda: fl.spectrum(model, x)}
     y = torch.zeros(len(x), 10)
     try:
@@ -89,7 +89,7 @@ def spectrum_sides(model: nn.Module, x: Tensor) -> dict[str, Side]:
 
 
 def representation_sides(model: nn.Module, x: Tensor) -> dict[str, Side]:
-    """The table, one forward pass, and the part of the table that is statistics."""
+    """Return the sides: the table, one forward pass, and the statistics of the table alone."""
     table = fl.representations(model, x, errors=False)
     clouds = [Cloud.of(torch.rand(len(x), int(d))) for d in table["features"]]
 
@@ -110,7 +110,7 @@ def representation_sides(model: nn.Module, x: Tensor) -> dict[str, Side]:
 
 
 def gauge_sides(model: nn.Module, x: Tensor) -> dict[str, Side]:
-    """A measurement with the free gauges and without them."""
+    """Return the sides: a measurement with the free gauges and one without them."""
     rest = [*(name for name in METRICS if name != "max_sensitivity"), "eq11", "eq12"]
     gauges = ["max_sensitivity", "lipschitz"]
     return {

@@ -1,16 +1,16 @@
-"""Other packages on the same numbers: time, memory and value of each, beside flatlens.
+"""Compare flatlens with other packages on the same numbers: time, memory and value of each.
 
     python benchmarks/peers.py --plan default --json peers.jsonl           # about 30 minutes
     python benchmarks/peers.py --plan default --json peers.jsonl --append  # go on where it stopped
     python benchmarks/peers.py --cases a --models mlp --outputs 10 --samples 100 --threads 1 2
     python benchmarks/tables.py peers.jsonl                                # docs/benchmarks.md
 
-Every side of a cell has a process of its own, and all of them wait while one works: repeats are
-taken in turn, and the peak of memory is that side's alone. Each works at its fastest batch size
-(1, 5, 20 or 100 samples; flatlens in its default chunks), found beforehand in another process.
-A side that is too slow for its share of the time works on fewer samples, and its time is scaled
-up (`ran` says how many). One that fails is a line of text; one that is wrong is not ranked: values
-are compared with the loop's, or with those of flatlens where the loop took fewer samples.
+Every side of a cell has its own process, and the others wait while it works. Repeats are taken in
+turn, and the peak of memory belongs to that side alone. Each side works at its fastest batch size
+(1, 5, 20 or 100 samples), which another process finds beforehand; flatlens uses its default chunks.
+A side that is too slow for its share of the time works on fewer samples (`ran`), and its time is
+scaled up. A side that fails is a line of text. A side with a wrong value is not ranked. Values are
+compared with the loop's, or with those of flatlens if the loop took fewer samples.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ LIBRARIES = (
 def made(
     cell: Cell, side: str, n: int, memory: int | None = None
 ) -> tuple[Any, Callable[..., Any]]:
-    """The network and what is timed on it: a function of (batch) or of (products, seed)."""
+    """Return the network and the function to time: of (batch) or of (products, seed)."""
     torch.manual_seed(0)
     model, x = sides.network(cell.model, cell.outputs).eval(), sides.images(cell.model, n)
     if side in sides.ESTIMATES:
@@ -74,7 +74,7 @@ def made(
 
 
 def warmed(cell: Cell, side: str) -> None:
-    """A tiny network first: what torch or a library loads at its first call is not the side's."""
+    """Run a tiny network first, so that loading of libraries at the first call is not timed."""
     tiny = Cell(cell.case, "mlp-8x1", 2, 2, cell.threads)
     _, run = made(tiny, side, 2, 2**30)
     if side in sides.ESTIMATES:
@@ -84,7 +84,7 @@ def warmed(cell: Cell, side: str) -> None:
 
 
 def tried(cell: Cell, side: str, budget: float) -> Iterator[tuple[int, float]]:
-    """Batch sizes and seconds per sample, until larger ones do not pay."""
+    """Yield batch sizes and their seconds per sample, until larger batches are not faster."""
     torch.set_num_threads(cell.threads)
     most, best = min(cell.samples, LADDER[-1]), math.inf
     ladder = [*(b for b in LADDER if b < most), most]
@@ -92,7 +92,7 @@ def tried(cell: Cell, side: str, budget: float) -> Iterator[tuple[int, float]]:
         try:
             _, run = made(cell, side, batch)
             spent = core.seconds(partial(run, batch))
-            if spent < budget / 20:  # cheap enough for a look that is warm
+            if spent < budget / 20:  # cheap enough for a second, warm call
                 spent = min(spent, core.seconds(partial(run, batch)))
         except (RuntimeError, MemoryError):
             if best < math.inf:
@@ -105,9 +105,11 @@ def tried(cell: Cell, side: str, budget: float) -> Iterator[tuple[int, float]]:
 
 
 def tuned(cell: Cell, side: str, options: argparse.Namespace) -> tuple[int, float]:
-    """The fastest batch size, and seconds per sample at it, of those that another process got
-    through in `TUNING` budgets. How a call grows with its batch is not guessed beforehand: the
-    next one has at least three times as long as the last, within a third of the limit."""
+    """Return the fastest batch size that another process finds, and its seconds per sample.
+
+    The process has `TUNING` budgets. The time of a larger batch is not predicted: the next call may
+    take at least three times as long as the last one, within a third of the limit.
+    """
     pipe, far = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(
         target=answer, args=(far, partial(tried, cell, side, options.budget), options.limit)
@@ -131,7 +133,7 @@ def tuned(cell: Cell, side: str, options: argparse.Namespace) -> tuple[int, floa
 
 
 class Timed:
-    """One side of a cell in this process; a call gives its time, value and peak of memory."""
+    """One side of a cell in this process; a call returns its time, value and peak of memory."""
 
     def __init__(
         self, cell: Cell, side: str, ran: int, batch: int, memory: int | None = None
@@ -141,7 +143,7 @@ class Timed:
         self.generator = torch.Generator().manual_seed(2)
 
     def __call__(self, *arguments: int) -> Record:
-        if self.calls and not arguments:  # an estimator's seeds are all of one network
+        if self.calls and not arguments:  # all seeds of an estimator use the same network
             core.nudge(self.model, self.generator)
         self.calls += 1
         forget_peak()
@@ -154,7 +156,7 @@ class Timed:
 
 
 def forget_peak() -> None:
-    """Linux: VmHWM starts anew, so that importing and building do not count."""
+    """Reset VmHWM (Linux), so that importing and building do not count."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -162,7 +164,7 @@ def forget_peak() -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Kind and first line of an error, without paths of this machine."""
+    """Return the type and first line of an error, without paths of this machine."""
     text = next(iter(str(error).strip().splitlines()), "")
     text = re.sub(r"(/[\w.@+-]+){2,}", "...", text)
     text = re.sub(r"\[enforce fail at [^]]*\] (err == 0\. )?", "", text)
@@ -173,7 +175,7 @@ def one_line(error: BaseException) -> str:
 
 
 def share(cell: Cell, side: str, options: argparse.Namespace) -> tuple[int, int]:
-    """How many samples this side runs, and how many at a time."""
+    """Return how many samples this side runs, and how many at a time."""
     n = min(cell.samples, MOST)
     if side.startswith("flatlens") or side in sides.ESTIMATES:
         return n, n  # in its own chunks, never scaled down: its cost has a part that is not of n
@@ -184,8 +186,8 @@ def share(cell: Cell, side: str, options: argparse.Namespace) -> tuple[int, int]
 
 
 def answer(pipe: Any, work: Callable[[], Iterator[Any]], limit: float) -> None:
-    """Sends what there is, one by one, and None at the end."""
-    signal.alarm(math.ceil(2 * limit))  # ends this process even if its parent is gone
+    """Send the results one by one, and None at the end."""
+    signal.alarm(math.ceil(2 * limit))  # ends this process even if its parent has died
     try:
         for found in work():
             pipe.send(found)
@@ -208,11 +210,11 @@ def received(pipe: Any, limit: float) -> Any:
 
 
 class FailedError(Exception):
-    """An error of another process, already one line."""
+    """An error of another process, as one line."""
 
 
 def serve(pipe: Any, cell: Cell, side: str, memory: int | None, options: Any) -> None:
-    """The life of a side's process: get ready, then a call for every request."""
+    """Serve a side in its process: prepare it, then call it for every request."""
     warnings.simplefilter("ignore")
     limit = int(options.memory * 2**30)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -233,7 +235,7 @@ def serve(pipe: Any, cell: Cell, side: str, memory: int | None, options: Any) ->
 
 
 class Process:
-    """A side in a process of its own, forked from one that has loaded torch and nothing else."""
+    """A side in its own process, forked from one that has loaded only torch."""
 
     def __init__(
         self, cell: Cell, side: str, options: argparse.Namespace, memory: int | None = None
@@ -264,7 +266,7 @@ class Process:
 
 
 class Here:
-    """The same interface in this process, whole batches: for tests and a first look."""
+    """The interface of ``Process`` in this process, with whole batches, for tests."""
 
     def __init__(
         self, cell: Cell, side: str, options: argparse.Namespace, memory: int | None = None
@@ -318,7 +320,7 @@ class Race:
         return reply
 
     def turns(self, names: Sequence[str], repeats: range) -> None:
-        """Repeat 0 is a first call for memory and value; the order rotates."""
+        """Call all sides in turn; repeat 0 is a first call for memory and value."""
         for repeat in repeats:
             start = repeat % len(names)
             for name in (*names[start:], *names[:start]):
@@ -339,14 +341,14 @@ class Race:
 
 
 def enough(walls: Sequence[float | None], budget: float) -> bool:
-    """Another call would not fit into two budgets. A second one may, for the first one is cold."""
+    """Whether another call would exceed two budgets; a second call is always allowed."""
     spent = [wall for wall in walls if wall is not None]
     total = sum(spent)
     return total > 2 * budget or (len(spent) > 1 and total * (1 + 1 / len(spent)) > 2 * budget)
 
 
 def measured(cell: Cell, names: Sequence[str], options: argparse.Namespace) -> Record:
-    """One cell: the record that goes into the file."""
+    """Measure one cell and return its record for the file."""
     race = Race(cell, options)
     record: Record = {"cell": cells.as_json(cell), "facts": facts(options), "sides": race.sides}
     try:
@@ -368,7 +370,7 @@ def measured(cell: Cell, names: Sequence[str], options: argparse.Namespace) -> R
 
 
 def within(race: Race, memory: int) -> None:
-    """flatlens joins once more, held to the memory of the thriftiest peer."""
+    """Add flatlens once more, limited to the memory of the peer that needs least."""
     race.enter("flatlens_within", memory)
     race.turns(["flatlens_within"], range(1))
     race.sides["flatlens_within"]["memory_mib"] = memory / 2**20
@@ -376,7 +378,7 @@ def within(race: Race, memory: int) -> None:
 
 
 def shortened(found: dict[str, Record]) -> None:
-    """Means in place of lists, S alone of the whole set: what a file should keep."""
+    """Shorten a result for the file: means instead of lists, and only S of the whole set."""
     for side in found.values():
         if isinstance(value := side.get("value"), dict):
             value = value["sharpness"]
@@ -385,7 +387,8 @@ def shortened(found: dict[str, Record]) -> None:
 
 
 def compare(found: dict[str, Record]) -> None:
-    """Adds `difference` of each value, over the same samples, and `against`: whose it is from.
+    """Add `difference`, the relative error of each value, and `against`, the side it is compared
+    with.
 
     That is the first of `REFERENCES` that ran (plain autograd, right by definition) where the
     samples are the same. Other values are compared with those of flatlens, which knows every
@@ -404,7 +407,7 @@ def compare(found: dict[str, Record]) -> None:
 
 
 def common(one: Record, other: Record) -> int:
-    """Samples that both values can be taken over, 0 if there are none: a mean has all it ran."""
+    """Return the number of samples that both values cover, or 0; a mean covers all its samples."""
     n = min(one["ran"], other["ran"])
     means = [side["ran"] for side in (one, other) if not per_sample(side["value"])]
     return n if all(ran == n for ran in means) else 0
@@ -427,7 +430,7 @@ def difference(value: Any, reference: Any, n: int, equal: bool = True) -> float:
             difference(value[k], reference[k], n) / (100 if k.startswith("eq") else 1) for k in keys
         )
     mine, theirs = mean(reference, n), mean(value, n)
-    if mine == theirs:  # 0 or -inf, volumes where a rank is missing
+    if mine == theirs:  # both 0 or -inf: volumes of deficient rank
         return 0.0
     return abs(theirs / mine - 1) if math.isfinite(theirs) and mine else math.inf
 
@@ -437,9 +440,9 @@ def mean(value: Any, n: int) -> float:
 
 
 def climb(race: Race, record: Record) -> None:
-    """Estimators with more and more products, for all seeds, until 1 % or until time is up."""
+    """Run estimators with more and more products, until 1 % error or until the time is up."""
     race.turns(["floor", "exact"], range(race.options.repeats + 1))
-    if "exact" not in race.workers:  # its error is in the record
+    if "exact" not in race.workers:  # the error is in the record
         return
     record["truth"] = mean(race.sides["exact"].pop("value"), race.cell.samples)
     climbing = {name: race.options.seeds for name in race.workers if name in sides.ESTIMATES}
@@ -461,7 +464,7 @@ def climb(race: Race, record: Record) -> None:
 
 
 def estimated(race: Race, name: str, products: int, seed: int) -> None:
-    """One call of an estimator, added to its last rung."""
+    """Call an estimator once and add the result to its last rung."""
     reply = race.call(name, products, seed)
     if reply is None:
         return
@@ -504,7 +507,7 @@ def facts(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Of this tree, where git knows it."""
+    """Return the commit of this tree, if it is in git."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -513,7 +516,7 @@ def commit() -> str:
 
 
 def processor() -> str:
-    """The name of the processor, or at least its architecture."""
+    """Return the name of the processor, or at least its architecture."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -533,7 +536,7 @@ def sides_of(cell: Cell, wanted: Sequence[str] | None) -> list[str]:
 
 
 def chosen(options: argparse.Namespace) -> list[Cell]:
-    """The cells of a plan or of a product of options, in their order."""
+    """Return the cells of a plan or of a product of options, in their order."""
     if options.plan:
         plan = cells.PLANS[options.plan]
         return [cell for cell in plan if options.cases is None or cell.case in options.cases]
@@ -571,23 +574,23 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def line(record: Record) -> str:
-    """One cell in a terminal: a side and its ratio to the floor, its peak, what went wrong."""
-    told = []
+    """Format one cell for a terminal: each side with its ratio to the floor, peak and error."""
+    lines = []
     for name, side in record["sides"].items():
         if "error" in side:
-            told.append(f"  {name:24} {side['error']}")
+            lines.append(f"  {name:24} {side['error']}")
         elif side.get("rungs"):
             spent = cells.seconds_to(cells.curve(record, name))
-            told.append(f"  {name:24} {spent:9.3g} s to 1 %, {side['peak_mib']:.0f} MiB")
+            lines.append(f"  {name:24} {spent:9.3g} s to 1 %, {side['peak_mib']:.0f} MiB")
         else:
             flag = "" if cells.sound(side) else f", WRONG by {side['difference']:.2g}"
             over = cells.ratio(side, record["sides"]["floor"])
             scaled = f", ran {side['ran']}" if side["ran"] < record["cell"]["samples"] else ""
-            told.append(
+            lines.append(
                 f"  {name:24} {cells.seconds(record, name):9.3g} s, {over:.2f} floors, "
                 f"{side['peak_mib']:.0f} MiB, batch {side['batch']}{scaled}{flag}"
             )
-    return "\n".join(told)
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

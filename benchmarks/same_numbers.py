@@ -31,7 +31,7 @@ NETWORKS = {
 
 
 def numbers(measure: Callable[[], Any]) -> dict[str, Any]:
-    """All numbers and verdicts of one measurement, or the kind of its refusal."""
+    """Return all numbers and verdicts of one measurement, or the type of its error."""
     import flatlens as fl
 
     try:
@@ -47,7 +47,7 @@ def numbers(measure: Callable[[], Any]) -> dict[str, Any]:
 
 
 def measured() -> dict[str, dict[str, Any]]:
-    """The numbers of all networks by name."""
+    """Return the numbers of all networks by name."""
     import torch
     from traps import ZOO
 
@@ -82,7 +82,7 @@ def measured() -> dict[str, dict[str, Any]]:
 
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Print what differs."""
+    """Print the differences."""
     differences = []
     for name in before.keys() & after.keys():
         for key in before[name].keys() & after[name].keys():

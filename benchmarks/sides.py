@@ -1,4 +1,4 @@
-"""The sides of `peers.py`: what is timed, one small function for each.
+"""The sides of `peers.py`: one small function for each package to time.
 
 **exact**: a side takes the network, gets ready (not timed) and returns a function of a batch x and
 a number of samples at a time. That function gives S of each sample, or their mean where the
@@ -35,7 +35,7 @@ NETWORKS = ("mlp", "lenet", "vgg", "vgg11", "resnet18", *PIXELS)
 
 
 def network(name: str, outputs: int) -> nn.Module:
-    """By its name; `mlp-64x5` has five hidden layers of 64 units."""
+    """Return a network by name; `mlp-64x5` has five hidden layers of 64 units."""
     if sizes := re.fullmatch(r"mlp-(\d+)x(\d+)", name):
         width, depth = map(int, sizes.groups())
         return build("mlp", widths=(784, *[width] * depth, outputs))
@@ -54,7 +54,7 @@ def network(name: str, outputs: int) -> nn.Module:
 
 
 def images(name: str, n: int) -> Tensor:
-    """As `core.inputs`: pixels in [0, 1]."""
+    """Return random pixels in [0, 1], as `core.inputs` does."""
     if name in PIXELS:
         generator = torch.Generator().manual_seed(1)
         return torch.rand(n, 3, PIXELS[name], PIXELS[name], generator=generator)
@@ -62,7 +62,7 @@ def images(name: str, n: int) -> Tensor:
 
 
 def batched(of_batch: Sum) -> Exact:
-    """The mean over x of what `of_batch` sums."""
+    """Return a function of x: the mean over its samples of the sums of `of_batch`."""
     return lambda x, batch: sum(float(of_batch(chunk)) for chunk in x.split(batch)) / len(x)
 
 
@@ -74,7 +74,7 @@ def floor(model: nn.Module) -> Exact:
 
 
 def lower_limit(model: nn.Module) -> Exact:
-    """Onto the layers' outputs: S needs no derivative by the image."""
+    """Run the backward passes to the layers' outputs only: S needs no derivative at the image."""
     return lambda x, batch: core.lower_limit(model, x, batch, image=False)
 
 
@@ -83,7 +83,7 @@ def lower_limit_whole(model: nn.Module) -> Exact:
 
 
 def flatlens(model: nn.Module) -> Exact:
-    """In its own chunks."""
+    """Time flatlens in its own chunks."""
 
     def S(x: Tensor, _batch: int) -> Any:
         found = fl.measure(model, x, quantities=["sharpness"], method="exact")
@@ -93,7 +93,7 @@ def flatlens(model: nn.Module) -> Exact:
 
 
 def flatlens_within(model: nn.Module, memory: int) -> Exact:
-    """In as much memory as the thriftiest peer took."""
+    """Time flatlens in the memory of the peer that needs least."""
 
     def S(x: Tensor, _batch: int) -> Any:
         options: dict[str, Any] = {"quantities": ["sharpness"], "method": "exact"}
@@ -103,7 +103,7 @@ def flatlens_within(model: nn.Module, memory: int) -> Exact:
 
 
 def loop(model: nn.Module) -> Exact:
-    """One sample and one output at a time, as in the authors' scripts."""
+    """Time a loop over samples and outputs, as in the authors' scripts."""
     parameters = list(model.parameters())
 
     def S(x: Tensor, _batch: int) -> list[float]:
@@ -121,7 +121,7 @@ def loop(model: nn.Module) -> Exact:
 
 
 def jacobian(model: nn.Module) -> Callable[..., dict[str, Tensor]]:
-    """A function of (parameters, x): df/dtheta of each sample and output, by parameter."""
+    """Return a function of (parameters, x): df/dtheta of each sample and output, by parameter."""
 
     def f(parameters: dict[str, Tensor], x_i: Tensor) -> Tensor:
         out: Tensor = torch.func.functional_call(model, parameters, (x_i[None],))
@@ -136,7 +136,7 @@ def jacrev(model: nn.Module) -> Exact:
 
 
 def backpack_diagonal(model: nn.Module) -> Callable[[Tensor], list[tuple[Tensor, Tensor]]]:
-    """Parameters with the diagonal of the Gauss-Newton matrix of sum ||f - y||^2 of a batch.
+    """Return parameters with the Gauss-Newton diagonal of sum ||f - y||^2 of a batch.
 
     It is twice the sum of squared derivatives."""
     import backpack
@@ -174,7 +174,7 @@ def backpack_l2(model: nn.Module) -> Exact:
         for v in range(out.shape[1]):
             more = v + 1 < out.shape[1]
             with backpack.backpack(BatchL2Grad(), retain_graph=more):
-                # its hooks need no weight gradients: only one is formed, to come this far
+                # its hooks need no weight gradients: one is enough to run the whole backward pass
                 out[:, v].sum().backward(inputs=[first], retain_graph=more)
             found += float(total_of(take(net, "batch_l2")))
         return found
@@ -183,12 +183,12 @@ def backpack_l2(model: nn.Module) -> Exact:
 
 
 def no_hook_warnings() -> None:
-    """x needs no gradient, so the first layer's hook has none for it: that is what is wanted."""
+    """Ignore the warning that the first layer's hook has no gradient for x, which is intended."""
     warnings.filterwarnings("ignore", "Full backward hook is firing")
 
 
 def take(net: nn.Module, name: str) -> list[tuple[Tensor, Tensor]]:
-    """What BackPACK left on every parameter, taken away again."""
+    """Remove and return BackPACK's result from every parameter."""
     missing = [which for which, p in net.named_parameters() if not hasattr(p, name)]
     if missing:
         raise RuntimeError(f"no {name} for {len(missing)} parameters, {missing[0]} the first")
@@ -204,7 +204,7 @@ def total_of(left: list[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def opacus(model: nn.Module) -> Exact:
-    """Ghost clipping: norms without gradients. It wants a forward pass for every output."""
+    """Time ghost clipping: norms without gradients. It needs a forward pass for every output."""
     from opacus.grad_sample import grad_sample_module_fast_gradient_clipping as clipping
 
     ghost = clipping.GradSampleModuleFastGradientClipping(
@@ -227,7 +227,7 @@ def opacus(model: nn.Module) -> Exact:
 
 
 def nngeometry(model: nn.Module) -> Exact:
-    """The Fisher matrix of a unit normal around f is the mean of J^T J."""
+    """Time nngeometry: the Fisher matrix of a unit normal around f is the mean of J^T J."""
     from nngeometry.metrics import FIM
     from nngeometry.object import PMatDiag
     from torch.utils.data import DataLoader
@@ -243,7 +243,7 @@ def nngeometry(model: nn.Module) -> Exact:
 
 
 def asdl(model: nn.Module) -> Exact:
-    """The Fisher diagonal of a unit normal around f."""
+    """Time ASDL: the Fisher diagonal of a unit normal around f."""
     from asdl import FISHER_EXACT, SHAPE_DIAG, FisherConfig, get_fisher_maker
 
     config = FisherConfig(FISHER_EXACT, [SHAPE_DIAG], loss_type="mse")
@@ -290,7 +290,7 @@ def half_squared(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
-    """The other kernels of attention lack second derivatives and forward mode."""
+    """Use the plain kernel of attention, as the others lack second derivatives and forward mode."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with sdpa_kernel(SDPBackend.MATH):
@@ -360,7 +360,7 @@ def pyhessian(model: nn.Module, x: Tensor) -> Estimate:
 
 
 def flatlens_sketch(model: nn.Module, x: Tensor) -> Estimate:
-    """S comes with MLS and a volume: the singular values at the input are part of it."""
+    """Time a sketch, which also computes the singular values at the input (MLS and a volume)."""
     return lambda products, seed: fl.sharpness(
         fl.sketch(model, x, directions=products, seed=seed, layers=False, top=1)
     )

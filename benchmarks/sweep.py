@@ -37,7 +37,7 @@ FIGURE = Path(__file__).parent.parent / "docs" / "figures" / "sweep.png"
 
 
 def cpu() -> float:
-    """CPU seconds of all child processes so far, those that have ended and those that live."""
+    """Return the CPU seconds of all child processes so far, ended or alive."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     total = ended.ru_utime + ended.ru_stime
     for child in psutil.Process().children(recursive=True):
@@ -49,7 +49,7 @@ def cpu() -> float:
 
 @contextlib.contextmanager
 def started(engine: str, workers: int) -> Iterator[dict[str, Any]]:
-    """Processes that outlive one sweep, as options of `fl.sweep`."""
+    """Start processes that outlive one sweep; yield options of `fl.sweep`."""
     options: dict[str, Any] = {"engine": engine, "workers": workers, "progress": False}
     if engine == "local":  # kept for the next sweep by themselves
         from loky import get_reusable_executor
@@ -72,7 +72,7 @@ def started(engine: str, workers: int) -> Iterator[dict[str, Any]]:
 
 
 def timed(engine: str, base: Config, workers: int, folder: Path) -> dict[str, float]:
-    """Seconds of the start and of the sweep, each by the clock and of all workers together."""
+    """Return wall and CPU seconds of the start and of the sweep."""
     one = {**base.to_dict(), "steps": 1}
     marks = [(time.perf_counter(), cpu())]
     with started(engine, workers) as options:
@@ -94,7 +94,7 @@ def records(folder: Path) -> dict[str, bytes]:
     return {path.parent.name: path.read_bytes() for path in sorted(folder.glob("*/records.jsonl"))}
 
 
-def told(engine: str, row: dict[str, float]) -> str:
+def summary_line(engine: str, row: dict[str, float]) -> str:
     return (
         f"{engine}: {row['wall']:.0f} s, core use {row['core_use']:.0%} "
         f"(before it {row['start_wall']:.0f} s to start)"
@@ -102,7 +102,7 @@ def told(engine: str, row: dict[str, float]) -> str:
 
 
 def draw(folder: Path, caption: str, path: Path) -> None:
-    """The trends of all runs below `folder`, with the times underneath."""
+    """Draw the trends of all runs below `folder`, with the times underneath."""
     figure = trends(fl.read_runs(folder), by="lr")
     with style.look():
         figure.legends[0].remove()  # of one row; five learning rates need less room each
@@ -140,7 +140,7 @@ def main() -> None:
         assert all(other == first for other in others), "the engines gave different records"
         print(f"\n{' and '.join(rows)}: the same records of {len(first)} runs, byte for byte.")
         caption = f"10 runs of {given.steps:,} steps on {given.workers} workers\n"
-        caption += "; ".join(told(engine, row) for engine, row in rows.items())
+        caption += "; ".join(summary_line(engine, row) for engine, row in rows.items())
         draw(folder / given.engines[0], caption, given.figure)
     if given.json:
         given.json.write_text(json.dumps({**vars(given), "rows": rows}, default=str, indent=2))

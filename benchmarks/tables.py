@@ -197,10 +197,10 @@ def race_table(rows: Sequence[Record], others: Sequence[str]) -> Iterator[str]:
 def milliseconds(record: Record, side: str, clock: str = "wall") -> str:
     if "error" in record["sides"].get(side, {"error": ""}):
         return "x"
-    return told(cells.seconds(record, side, clock))
+    return in_milliseconds(cells.seconds(record, side, clock))
 
 
-def told(spent: float) -> str:
+def in_milliseconds(spent: float) -> str:
     return f"{spent:.2f} s" if spent >= 10 else f"{1000 * spent:,.0f} ms"
 
 
@@ -223,7 +223,10 @@ def first_and_later(record: Record, side: str) -> list[str]:
     if "error" in found:
         return ["x", "x"]
     later = any(wall is not None for wall in found["wall"][1:])
-    return [told(cells.first(record, side)), milliseconds(record, side) if later else "none"]
+    return [
+        in_milliseconds(cells.first(record, side)),
+        milliseconds(record, side) if later else "none",
+    ]
 
 
 def memory_table(rows: Sequence[Record], others: Sequence[str]) -> Iterator[str]:

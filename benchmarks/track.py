@@ -41,7 +41,7 @@ Tracking = Callable[..., object]
 
 
 def data(name: str, n: int) -> tuple[Tensor, Tensor]:
-    """Pixels in [0, 1] and one-hot targets."""
+    """Return random pixels in [0, 1] and one-hot targets."""
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(n, *((784,) if name == "mlp" else (3, 32, 32)), generator=generator)
     return x, F.one_hot(torch.randint(10, (n,), generator=generator), 10).float()
@@ -58,7 +58,7 @@ class Training:
         self.batch, self.step = batch, 0
 
     def window(self, steps: int, track: Tracking) -> tuple[float, float]:
-        """Seconds of ``steps`` steps, and of what ``track`` took of them."""
+        """Return the seconds of ``steps`` steps, and the part that ``track`` took."""
         start, tracked = time.perf_counter(), 0.0
         for _ in range(steps):
             rows = torch.randint(len(self.x), (self.batch,))
@@ -74,7 +74,7 @@ class Training:
 
 
 def overhead(name: str, quantities: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One row of the table: seconds per window, and both ratios."""
+    """Return one row of the table: seconds per window, and both ratios."""
     training = Training(name, options.batch)
     x, y = data(name, options.samples)
     rows: list[dict[str, float]] = []
@@ -91,7 +91,7 @@ def overhead(name: str, quantities: str, options: argparse.Namespace) -> dict[st
     ):
         training.window(options.every, tracker)  # the first of everything is slow
         for _ in range(options.repeats):
-            # the untracked window has steps of its own number: the tracker must count upwards
+            # the untracked window has its own step numbers, because the tracker must count upwards
             plain, _ = training.window(options.every, lambda *_, **__: None)
             whole, tracked = training.window(options.every, tracker)
             rows.append({"plain": plain, "whole": whole, "tracked": tracked})
@@ -108,7 +108,7 @@ def overhead(name: str, quantities: str, options: argparse.Namespace) -> dict[st
 
 
 def limited(name: str, quantities: str, options: argparse.Namespace) -> dict[str, float]:
-    """The same training with ``max_overhead=0.1``: its overhead, and what was measured."""
+    """Train with ``max_overhead=0.1``; return the overhead and the number of measurements."""
     training = Training(name, options.batch)
     x, y = data(name, options.samples)
     when = every(options.every)
@@ -127,7 +127,7 @@ def limited(name: str, quantities: str, options: argparse.Namespace) -> dict[str
 
 
 def sketches(name: str, options: argparse.Namespace) -> str:
-    """A row of the second table: one measurement by each method, as a share of a window."""
+    """Return a row of the second table: one measurement by each method, as a share of a window."""
     training = Training(name, options.batch)
     x, y = data(name, options.samples)
     window = min(training.window(options.every, lambda *_, **__: None)[0] for _ in range(2))

@@ -41,7 +41,7 @@ from flatlens.training.train import run_steps
 
 SAMPLES = 2_000
 STEPS = {"mlp": 300, "lenet": 200, "vgg": 60}  # about a second each
-# what is laid over a plain config; a tiny strength leaves the weights, and the cost is the same
+# changes of a plain config; a tiny strength leaves the weights nearly unchanged at the same cost
 INTERVENTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "sharpness penalty": {"penalty": "sharpness:1e-9"},
@@ -53,7 +53,7 @@ Work = Callable[[nn.Module], None]
 
 
 class NoRun:
-    """A run folder that keeps nothing: the loop alone is timed."""
+    """A run folder that stores nothing, so that only the loop is timed."""
 
     def __init__(self) -> None:
         self.records: list[dict[str, float]] = []
@@ -132,7 +132,7 @@ def compare_interventions(name: str, batch: int, repeats: int, steps: int) -> di
 
 
 def timed(name: str, config: Config, sides: dict[str, Work], repeats: int) -> dict[str, Any]:
-    """Seconds of every side in every repeat, after one round that warms up."""
+    """Return the seconds of every side in every repeat, after one warm-up round."""
     torch.manual_seed(0)
     network = build(name)
     seconds: dict[str, list[float]] = {side: [] for side in sides}
@@ -148,24 +148,26 @@ def timed(name: str, config: Config, sides: dict[str, Work], repeats: int) -> di
 
 def report(name: str, result: dict[str, Any]) -> str:
     seconds = result["seconds"]
-    told = [f"{name:6} {1e3 * median(seconds['ours']) / result['steps']:8.3f} ms a step"]
+    columns = [f"{name:6} {1e3 * median(seconds['ours']) / result['steps']:8.3f} ms a step"]
     for side in ("tensor", "loader"):
         ratios = [a / b for a, b in zip(seconds["ours"], seconds[side], strict=True)]
-        told.append(f"ours / {side} {spread(ratios)}")
-    return "   ".join(told)
+        columns.append(f"ours / {side} {spread(ratios)}")
+    return "   ".join(columns)
 
 
 def report_interventions(name: str, result: dict[str, Any]) -> str:
     seconds = result["seconds"]
-    told = [f"{name:6} {1e3 * median(seconds['tensor']) / result['steps']:8.3f} ms a step of SGD"]
+    columns = [
+        f"{name:6} {1e3 * median(seconds['tensor']) / result['steps']:8.3f} ms a step of SGD"
+    ]
     for side in INTERVENTIONS:
         ratios = [a / b for a, b in zip(seconds[side], seconds["tensor"], strict=True)]
-        told.append(f"{side} / SGD {spread(ratios)}")
-    return "   ".join(told)
+        columns.append(f"{side} / SGD {spread(ratios)}")
+    return "   ".join(columns)
 
 
 def spread(ratios: list[float]) -> str:
-    """The median of ratios and, of two or more, the quartiles."""
+    """Format the median of ratios and, for two or more, the quartiles."""
     if len(ratios) < 2:
         return f"{ratios[0]:.3f}"
     low, _, high = quantiles(ratios, n=4)

@@ -49,7 +49,7 @@ NAMES = """
     eva02_tiny_patch14_224
     """
 MODELS: dict[str, dict[str, Any]] = {name: {} for name in NAMES.split()}
-MODELS |= {  # these come in one large size: two blocks of it
+MODELS |= {  # these exist only in one large size: take two blocks
     "samvit_base_patch16_224": {"depth": 2, "global_attn_indexes": (1,)},
     "beit_base_patch16_224": {"depth": 2},
     "beitv2_base_patch16_224": {"depth": 2},
@@ -59,8 +59,7 @@ MODELS |= {  # these come in one large size: two blocks of it
 
 
 def build(name: str, options: dict[str, Any]) -> tuple[nn.Module, int]:
-    """The model at the smallest image size at which it gives an output; sizes are tried on shapes
-    alone."""
+    """Build a model at the smallest image size that it accepts; sizes are tried on shapes alone."""
     reason = ""
     for size in SIZES:
         for sized in ({"img_size": size}, {}):
@@ -84,10 +83,10 @@ def made(name: str, options: dict[str, Any], size: int) -> nn.Module:
 
 
 def brute_force(model: nn.Module, x: Tensor) -> dict[str, float]:
-    """S, adaptive sharpness and the MLS of the first image, one backward pass per output.
+    """Compute S, adaptive sharpness and MLS of the first image by one backward pass per output.
 
-    In float64 where the model can run in it. The second image is there because torch's backward
-    pass of batch norm can be wrong for one alone (torch 2.13 on the CPU, gradient channels last).
+    The model runs in float64 if it can. The second image is there because torch's backward pass of
+    batch norm can be wrong for one alone (torch 2.13 on the CPU, gradient channels last).
     """
     try:
         wide = copy.deepcopy(model).double()
@@ -111,7 +110,7 @@ def brute_force(model: nn.Module, x: Tensor) -> dict[str, float]:
 
 
 def first(p: fl.Probe) -> dict[str, float]:
-    """The same numbers of the first image."""
+    """Return the same numbers of the first image from a probe."""
     return {
         name: float(getattr(fl, name).samples(p)[0])
         for name in ("sharpness", "adaptive_sharpness", "mls")
@@ -204,9 +203,9 @@ def document(rows: list[dict[str, Any]]) -> str:
     ]
     for r in sorted(good, key=lambda r: (r["family"], r["model"])):
         paths = [str(r["paths"].get(k, 0)) for k in ("layer", "rule", "slow", "unused")]
-        told = "".join(f" {k}={v}" for k, v in r["options"].items() if k == "depth")
+        depth = "".join(f" {k}={v}" for k, v in r["options"].items() if k == "depth")
         lines.append(
-            f"| {r['model']}{told} | {r['family']} | {r['size']} | {r['parameters']:,} | "
+            f"| {r['model']}{depth} | {r['family']} | {r['size']} | {r['parameters']:,} | "
             f"{' | '.join(paths)} | {max(*r['off'].values(), r['lanczos_off']):.0e} | "
             f"{r['seconds']:.1f} | {r['sketch_seconds']:.1f} |"
         )

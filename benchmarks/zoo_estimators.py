@@ -36,13 +36,13 @@ OUTPUT = torch.sigmoid
 
 
 def seconds(work: Callable[[], Any]) -> tuple[Any, float]:
-    """What a function gives, and the processor time that it took."""
+    """Return the result of a function, and the processor time that it took."""
     start = time.process_time()
     return work(), time.process_time() - start
 
 
 def gram(model: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """v -> A A^T v of every image."""
+    """Return the product v -> A A^T v for every image."""
     x = x.clone().requires_grad_()
     with sdpa_kernel(SDPBackend.MATH):
         f = OUTPUT(model(x))

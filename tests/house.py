@@ -1,7 +1,7 @@
-"""Count what the house promises, from the source alone: sizes, attributes, import cycles, names.
+"""Check the rules of the house in the source: sizes, attributes, import cycles, names.
 
-Each rule is a function of a package folder that returns the names that break it. Names of today's
-exceptions stand in house_exceptions.toml; `python tests/house.py` prints that file anew.
+Each rule is a function of a package folder that returns the names that break it. The present
+exceptions are in house_exceptions.toml; `python tests/house.py` prints that file anew.
 """
 
 import ast
@@ -25,13 +25,13 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @cache
 def sources(package: Path) -> dict[str, ast.Module]:
-    """Parsed files of a package by their path below it."""
+    """Return the parsed files of a package by their path below it."""
     files = sorted(package.rglob("*.py"))
     return {str(file.relative_to(package)): ast.parse(file.read_text()) for file in files}
 
 
 def definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function | ast.ClassDef]]:
-    """Functions and classes below a node, at any depth, with their qualified names."""
+    """Yield functions and classes below a node, at any depth, with their qualified names."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Function | ast.ClassDef):
             name = f"{prefix}{child.name}"
@@ -42,7 +42,7 @@ def definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function
 
 
 def long_files(package: Path) -> set[str]:
-    """Files with more than FILE_LINES lines."""
+    """Return the files with more than FILE_LINES lines."""
     files = package.rglob("*.py")
     return {
         str(file.relative_to(package))
@@ -52,7 +52,7 @@ def long_files(package: Path) -> set[str]:
 
 
 def long_functions(package: Path) -> set[str]:
-    """Functions with more than FUNCTION_LINES lines. A docstring may be as long as it needs."""
+    """Return the functions with more than FUNCTION_LINES lines; docstrings do not count."""
     return {
         f"{file}:{name}"
         for file, tree in sources(package).items()
@@ -62,7 +62,7 @@ def long_functions(package: Path) -> set[str]:
 
 
 def length(node: Function) -> int:
-    """Lines of a function from `def` to its end, without the docstring."""
+    """Count the lines of a function from `def` to its end, without the docstring."""
     return spanned(node) - (spanned(node.body[0]) if ast.get_docstring(node) else 0)
 
 
@@ -75,7 +75,7 @@ def is_dataclass(node: ast.ClassDef) -> bool:
 
 
 def fields(node: ast.ClassDef) -> set[str]:
-    """Names that a class body annotates or assigns, without those of the class alone."""
+    """Return the names that a class body annotates or assigns, without class variables."""
     names = set()
     for statement in node.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
@@ -87,7 +87,7 @@ def fields(node: ast.ClassDef) -> set[str]:
 
 
 def assigned(method: Function) -> set[str]:
-    """Attributes of its first argument that a method assigns."""
+    """Return the attributes of its first argument that a method assigns."""
     arguments = method.args.posonlyargs + method.args.args
     if not arguments or any(ast.unparse(d) == "staticmethod" for d in method.decorator_list):
         return set()
@@ -106,7 +106,7 @@ def methods(node: ast.ClassDef) -> list[Function]:
 
 
 def wide_classes(package: Path) -> set[str]:
-    """Classes whose methods assign more than ATTRIBUTES attributes.
+    """Return the classes whose methods assign more than ATTRIBUTES attributes.
 
     A dataclass declares its fields in a list that reads from top to bottom, so it may have more.
     """
@@ -121,9 +121,9 @@ def wide_classes(package: Path) -> set[str]:
 
 
 def late_attributes(package: Path) -> set[str]:
-    """Attributes that a method other than __init__ adds to an object.
+    """Return the attributes that a method other than __init__ adds to an object.
 
-    To assign an attribute again is fine. A class may also declare it in its body, or inherit it
+    Assigning an attribute again is allowed. A class may also declare it in its body, or inherit it
     from a class of the package.
     """
     classes = {
@@ -143,7 +143,7 @@ def late_attributes(package: Path) -> set[str]:
 
 
 def declared(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> set[str]:
-    """Attributes that a class or a base class sets in __init__ or declares in its body."""
+    """Return attributes that a class or a base class sets in __init__ or declares in its body."""
     names = fields(node) | {m.name for m in methods(node)}  # a method: property with a setter
     for method in methods(node):
         if method.name in SETTERS:
@@ -156,10 +156,10 @@ def declared(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> set[str]:
 
 
 def imports(package: Path) -> dict[str, set[str]]:
-    """For each module the modules of the package that it imports, anywhere in it.
+    """Return for each module the modules of the package that it imports, anywhere in it.
 
-    A package's own __init__ counts where it is imported from by name. The root, which is the door
-    to everything, does not.
+    The __init__ of a package counts if names are imported from it. The root package does not count,
+    because it exports everything.
     """
     root = package.name
     modules = {module_name(file, root): tree for file, tree in sources(package).items()}
@@ -195,7 +195,7 @@ def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
 
 
 def import_cycles(package: Path) -> set[str]:
-    """Imports that lie on a cycle, imports inside functions included."""
+    """Return the imports that lie on a cycle, including imports inside functions."""
     graph = imports(package)
     closure = {module: reachable(graph, module) for module in graph}
     return {
@@ -207,7 +207,7 @@ def import_cycles(package: Path) -> set[str]:
 
 
 def empty_names(package: Path) -> set[str]:
-    """Variables, arguments, attributes, functions and files with a name of EMPTY_NAMES."""
+    """Return variables, arguments, attributes, functions and files with a name in EMPTY_NAMES."""
     empty = {
         f"{file}:{name}"
         for file, tree in sources(package).items()
@@ -219,7 +219,7 @@ def empty_names(package: Path) -> set[str]:
 
 
 def defined_names(node: ast.AST) -> set[str]:
-    """Names that one node of a syntax tree gives to something."""
+    """Return the names that one node of a syntax tree defines."""
     match node:
         case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
             return {name}
@@ -250,7 +250,7 @@ RULES = {
 
 
 def as_toml() -> str:
-    """The text of house_exceptions.toml for the tree as it is."""
+    """Return the text of house_exceptions.toml for the present tree."""
     lines = [
         "# Today's exceptions to the rules of house.py. The list may only get shorter:",
         "# `python tests/house.py > tests/house_exceptions.toml` after an exception is gone.",

@@ -1,20 +1,20 @@
-"""Tables of runs made to order: the truth in them is known."""
+"""Made-up tables of runs, for which the right answers are known."""
 
 import numpy as np
 import pandas as pd
 
 CONFIGURATIONS = ((0.05, 20), (0.1, 20), (0.2, 20), (0.1, 8), (0.1, 32))
 STEPS = np.arange(0, 10_001, 250)
-LOSS = np.maximum(0.1 * 10.0 ** (-STEPS / 2_000), 1e-6)  # at one percent of its start at step 4,000
+LOSS = np.maximum(0.1 * 10.0 ** (-STEPS / 2_000), 1e-6)  # one percent at step 4,000
 
 
 def table(
     model="mlp", seeds=8, configurations=CONFIGURATIONS, seed=0, steps=STEPS, **columns
 ) -> pd.DataFrame:
-    """One row per run and step, as `read_runs` gives it.
+    """Return a table with one row per run and step, in the format of `read_runs`.
 
-    Each column is a function of a run: `lr`, `batch`, `t` (steps, 0 to 1) and `z`, a function that
-    gives the run's own normal number of a name, the same for all columns that ask for it.
+    Each column is a function of a run. It gets `lr`, `batch`, `t` (steps, 0 to 1) and `z`, a
+    function from a name to a normal number. The number is the same for all columns of the run.
     """
     draw = np.random.default_rng(seed)
     rows = []

@@ -1,12 +1,12 @@
-"""Both sides of every inequality and its conditions, from full Jacobians; slow and obvious.
+"""Both sides of every inequality and its conditions from full Jacobians, slow and obvious.
 
 The package is never imported here. `oracles.sample_calls` gives, for one sample and each call of a
 measured layer, A = ∂f/∂x, B (through the layer), ∂f/∂z and the gradients of all parameters as
-dense tensors; below, each row of the table in docs/theory.md is written down as it stands there.
+dense tensors. Each row of the table in docs/theory.md is written here exactly as it is there.
 
-Conditions are judged from the same numbers: *dense* if the map from the layer's input to its one
-patch moves every entry to one place; *leaf* if the parameter's gradient is this call's own;
-*no bypass* if A = B; *chain* if A_l - B_l = A_{l+1}.
+Conditions are decided from the same numbers. A layer is *dense* if the map from its input to its
+one patch is a permutation. It is a *leaf* if the parameter's gradient is that of this call alone.
+It has *no bypass* if A = B. Layers form a *chain* if A_l - B_l = A_{l+1}.
 """
 
 import copy
@@ -41,15 +41,15 @@ UNDERFLOW = 1e-150  # the square of this is zero
 class Row:
     """lhs <= rhs (logarithms of both if `log`), and whether that is a theorem here.
 
-    NaN: not known (Eq. 37 where the minimum is not attained, volumes that rounding decides).
+    NaN means unknown: Eq. 37 if the minimum is not attained, and volumes that rounding decides.
     """
 
     lhs: float
     rhs: float
-    theorem: bool | None  # None: it depends on what counts as no bypass
+    theorem: bool | None  # None: it depends on the tolerance for a bypass
     log: bool = False
     scale: float = 0.0  # 1e-10 of this is rounding, whatever the sides are
-    # Each side where gradients that cancel to zero are rounding: what is below counts as zero.
+    # Values of each side below this are rounding of gradients that cancel to zero.
     zeros: tuple[float, float] | None = None
 
 
@@ -79,7 +79,7 @@ class Layer:
         self.kernel = float(torch.linalg.svdvals(self.W).max())
 
     def own(self, key: str) -> bool:
-        """Whether no other call has this parameter, and its gradient is that of this call."""
+        """Whether no other call uses this parameter, and its gradient is that of this call."""
         mine = getattr(self.call, key)
         pairs = zip(self.calls, self.samples, strict=True)
         alone = sum((c.weight is mine) + (c.bias is mine) for c, *_ in self.every) == 1
@@ -89,7 +89,7 @@ class Layer:
 
     @cached_property
     def gradients(self) -> list[Tensor]:
-        """[N, ...] per sample: of the parameter, or of an untrained weight in its calls."""
+        """Gradients [N, ...] per sample: of the parameter, or of a frozen weight in its calls."""
         if self.counted:
             return [s["parameters"][self.weight] for s in self.samples]
         uses = [row for row in self.every if row[0].weight is self.call.weight]
@@ -101,7 +101,7 @@ class Layer:
 
     @property
     def w_rounding(self) -> np.ndarray:
-        """What is left of w where the terms J_p u_p^T of a gradient cancel: (4 eps)^2 of them.
+        """Rounding of w if the terms J_p u_p^T of a gradient cancel: (4 eps)^2 of the terms.
 
         ‖Σ_p J_p u_p^T‖² ≤ T Σ_p ‖J_p‖² ‖u_p‖² is the size of the terms that are added.
         """
@@ -118,7 +118,7 @@ class Layer:
 
     @cached_property
     def unrolled(self) -> tuple[Tensor, Tensor]:
-        """P: [G, T, d_in, entries] what the patches take, and C = W P: [G, T, d_out, entries]."""
+        """Return P [G, T, d_in, entries], which maps inputs to patches, and C = W P."""
         x, z = self.call.values["x"], self.call.values["dz"][0]
         size, fed = x.numel(), copy.copy(self.call)
         if self.call.geometry.get("product"):  # one entry of the input after the other
@@ -138,12 +138,12 @@ class Layer:
 
     @property
     def C(self) -> Tensor:
-        """What J is applied to; of a transposed convolution before the overlapping sum."""
+        """The map that J is applied to; for a transposed convolution before the overlapping sum."""
         return self.unrolled[1].flatten(0, 2)
 
     @property
     def dense(self) -> bool:
-        """One position that reads every entry of the input once."""
+        """Whether there is one position that reads every entry of the input once."""
         P = self.unrolled[0]
         return self.T == self.G == 1 and bool((P.sum((0, 1, 2)) == 1).all())
 
@@ -152,7 +152,7 @@ class Layer:
         return float(self.unrolled[0].sum((0, 1, 2)).max())
 
     def scale(self, i: int) -> Tensor:
-        """D at sample i: [G, T]."""
+        """Return D at sample i, [G, T]."""
         return (self.u[i].square().sum(-1) + self.per_position).sqrt()
 
     @property
@@ -160,13 +160,14 @@ class Layer:
         return max(gap(a, b) for a, b in zip(self.A, self.B, strict=True))
 
     def ratios(self, bias: bool = False) -> np.ndarray:
-        """(‖W‖/x)² per sample, x² + 1 in place of x² where a bias counts."""
+        """Return (‖W‖/x)² per sample, with x² + 1 instead of x² if a bias counts."""
         return bound(self.norm**2, self.x**2 + (bias and self.biased))
 
     def smallest(self, i: int, dtype: torch.dtype) -> float:
-        """The T-th singular value of [U, 1] at sample i, the smallest over groups; theory 4.2.
+        """Return the T-th singular value of [U, 1] at sample i, the smallest over groups (theory
+        4.2).
 
-        NaN where rounding decides whether it is zero.
+        It is NaN if rounding decides whether it is zero.
         """
         found = []
         for U in self.u[i]:
@@ -198,7 +199,7 @@ class Network:
         return [s["A"] for s in self.samples]
 
     def total(self, weighted: bool) -> float:
-        """S (Eq. 3), or with each gradient weighted by its parameter S_adaptive (Eq. 41)."""
+        """Return S (Eq. 3), or S_adaptive (Eq. 41) with each gradient weighted by its parameter."""
         found = 0.0
         for name, p in self.model.named_parameters():
             for s in self.samples:
@@ -208,7 +209,7 @@ class Network:
         return found / self.n
 
     def beside(self, layer: Layer) -> float:
-        """How far the network's A is from this layer's: what reads the input beside it."""
+        """Return the distance of the network's A from this layer's A."""
         if len(self.A[0].mT) == len(layer.A[0].mT):
             pairs = zip(self.A, layer.A, strict=True)
             return max(min(gap(a, b), gap(in_order(a), in_order(b))) for a, b in pairs)
@@ -221,7 +222,7 @@ class Network:
 
 
 def full(model: nn.Module, x: Any, output: Any = None) -> Network:
-    """Every Jacobian of `model` at the samples `x`, one sample at a time."""
+    """Compute every Jacobian of `model` at the samples `x`, one sample at a time."""
     model = copy.deepcopy(original(model)).double().eval()
     trained = {name: p.requires_grad for name, p in model.named_parameters()}
     model.requires_grad_(True)
@@ -238,12 +239,12 @@ def full(model: nn.Module, x: Any, output: Any = None) -> Network:
 
 
 def reads_input(calls: list[Call], samples: list[dict]) -> bool:
-    """Whether what enters the layer is the network's input, in any order."""
+    """Whether the layer's input is the network's input, in any order."""
     return all(is_input(c, s) for c, s in zip(calls, samples, strict=True))
 
 
 def is_input(call: Call, sample: dict) -> bool:
-    """x^l comes from one leaf, which is no parameter, and its Jacobian by that is a permutation."""
+    """Whether x^l is a permutation of one leaf that is not a parameter."""
     edge, shape = call.targets["A"]
     leaves, queue = {}, [edge.node]
     while queue:
@@ -271,11 +272,11 @@ def is_input(call: Call, sample: dict) -> bool:
 # -- the table -----------------------------------------------------------------
 
 
-@np.errstate(divide="ignore", invalid="ignore", over="ignore")  # infinities are answers here
+@np.errstate(divide="ignore", invalid="ignore", over="ignore")  # infinities are valid results here
 def oracle_bounds(
     model: nn.Module, x: Any, output: Any = None, dtype: torch.dtype = torch.float64
 ) -> dict[str, Row]:
-    """Every row that applies, by name; "eq12_untied, exact" has ‖D⁻¹C‖₂ itself."""
+    """Return every row that applies by name; "eq12_untied, exact" uses ‖D⁻¹C‖₂ itself."""
     net = full(model, x, output)
     layers, first, n = net.layers, net.first, net.n
     S, adaptive = net.total(False), net.total(True)
@@ -391,7 +392,7 @@ def oracle_bounds(
 
 
 def eq44_shared(first: Layer) -> Row:
-    """(1/d) mean_i Σ_j ‖Σ_p u_pj (J_p W)_j‖²; terms that cancel leave eps², hence the scale."""
+    """Return (1/d) mean_i Σ_j ‖Σ_p u_pj (J_p W)_j‖², and the scale of its rounding."""
     plain = size = 0.0
     for u, J in zip(first.u, first.J, strict=True):
         terms = u * torch.einsum("ngto,goi->ngti", J, first.W)
@@ -407,7 +408,7 @@ def eq12(layers: list[Layer], S: float, bias: bool) -> float:
 
 
 def log_eq9(ratios: list[np.ndarray], S: float, r: int) -> float:
-    """log of (1/n) sqrt(Σ ratios^r) (nS/r)^(r/2)."""
+    """Return the log of (1/n) sqrt(Σ ratios^r) (nS/r)^(r/2)."""
     n = len(ratios[0])
     terms = [r * np.log(a) for row in ratios for a in row]
     value = -np.log(n) + log_sum(terms) / 2 + r / 2 * np.log(n * S / r)
@@ -415,19 +416,19 @@ def log_eq9(ratios: list[np.ndarray], S: float, r: int) -> float:
 
 
 def log_eq10(layers: list[Layer], ranks: set[int], S: float) -> float:
-    """log of the right side of Eq. 10; layers of different rank are added up one by one."""
+    """Return the log of the right side of Eq. 10; layers of different rank are added one by one."""
     if len(ranks) == 1:
         return log_eq9([q.ratios() for q in layers], S, min(ranks))
     return log_sum([log_eq9([q.ratios()], S, min(q.A[0].shape)) for q in layers])
 
 
 def untied_energy(q: Layer, i: int) -> float:
-    """Σ_p ‖J_p‖² (‖u_p‖² + 1) of one sample."""
+    """Return Σ_p ‖J_p‖² (‖u_p‖² + 1) of one sample."""
     return float((q.J[i].square().sum((0, 3)) * q.scale(i).square()).sum())
 
 
 def untied_constant(q: Layer, i: int, exact: bool) -> float:
-    """‖D⁻¹C‖₂, or its cheap bound."""
+    """Return ‖D⁻¹C‖₂, or its cheap bound."""
     D = q.scale(i)
     if not exact:
         return float(bound(np.sqrt(q.kappa) * q.kernel, float(D.min())))
@@ -438,7 +439,7 @@ def untied_constant(q: Layer, i: int, exact: bool) -> float:
 
 
 def tied_row(lhs: float, layers: list[Layer], S: float, leaf: bool, dtype: torch.dtype) -> Row:
-    """Theory 4.2. What eps of the largest singular value is to the smallest is rounding."""
+    """Return the row of theory 4.2; rounding is eps times the largest singular value."""
     each = [[q.smallest(i, dtype) for i in range(len(q.calls))] for q in layers]
     squares = [bound(sigma(q.C)[0], s) ** 2 for q, s in zip(layers, each, strict=True)]
     total, nothing = np.sum(squares, 0).mean(), any(not q.C.any() for q in layers)  # 0/0 there
@@ -450,7 +451,7 @@ def tied_row(lhs: float, layers: list[Layer], S: float, leaf: bool, dtype: torch
 
 
 def is_chain(net: Network) -> bool:
-    """Identity skips all along from the input, then f = W_L x + b."""
+    """Whether identity skips lead from the input to a last layer f = W_L x + b."""
     layers = net.layers
     if len(layers) < 2 or not net.reads[0] or layers[-1].T > 1:
         return False
@@ -466,7 +467,7 @@ def is_chain(net: Network) -> bool:
 
 
 def eq37(first: Layer, theorem: bool | None) -> Row:
-    """Both sides at the optimum of Eq. 36 (λ = 1), with the curvature of this call's weight."""
+    """Return both sides at the optimum of Eq. 36 (λ = 1), for the weight of this call."""
     n, W = len(first.calls), first.call.values["weight"].numpy()
     H = sum(c.values["dweight"].square().sum(0) for c in first.calls).numpy() / n
     if first.call.geometry.get("product"):
@@ -485,10 +486,10 @@ def eq37(first: Layer, theorem: bool | None) -> Row:
 
 
 def minimum(H: np.ndarray, W: np.ndarray) -> tuple[float, np.ndarray]:
-    """min Σ H (s_k t_j)² + W²/(4 (s_k t_j)²), and t² there: Newton in (log s², log t²).
+    """Return min Σ H (s_k t_j)² + W²/(4 (s_k t_j)²) and its t², by Newton in (log s², log t²).
 
-    A row or column without weight or curvature moves off by one step after another, until what
-    is left of its cost is below rounding.
+    A row or column without weight or curvature moves towards infinity or zero, until its cost is
+    below rounding.
     """
     rows, columns = H.shape
     place = np.zeros((rows, columns, rows + columns))
@@ -515,9 +516,10 @@ def sigma(A: Tensor) -> np.ndarray:
 
 
 def log_volume(A: Tensor, dtype: torch.dtype) -> float:
-    """Σ log σ over min(N, M) singular values; -inf where one counts as zero.
+    """Return Σ log σ over min(N, M) singular values; -inf if one counts as zero.
 
-    NaN where rounding decides that, or more than five digits of the smallest, or its square is 0.
+    It is NaN if rounding decides this, or more than five digits of the smallest value, or if its
+    square is 0.
     """
     s = sigma(A)
     if s[-1] == 0:
@@ -527,13 +529,13 @@ def log_volume(A: Tensor, dtype: torch.dtype) -> float:
 
 
 def spread(matrices: list[Tensor]) -> float:
-    """Σ σ_1/σ_j: what eps becomes in a log-volume (1e-10 of the result is fifty times that)."""
+    """Return Σ σ_1/σ_j, the factor of eps in the error of a log volume."""
     spectra = [s for s in map(sigma, matrices) if s[-1] > 0]
     return max((1e-4 * float((s[0] / s).sum()) for s in spectra), default=0.0)
 
 
 def gap(a: Tensor | None, b: Tensor | None) -> float:
-    """‖a - b‖ / ‖a‖."""
+    """Return ‖a - b‖ / ‖a‖."""
     if a is None or b is None:
         return 0.0 if a is b else np.inf
     off, size = float((a - b).norm()), float(a.norm())
@@ -541,19 +543,19 @@ def gap(a: Tensor | None, b: Tensor | None) -> float:
 
 
 def in_order(A: Tensor) -> Tensor:
-    """The columns in an order of their own: what permutes the input changes nothing."""
+    """Return the columns in a canonical order that no permutation of the input changes."""
     return A[:, sorted(range(A.shape[1]), key=lambda j: A[:, j].tolist())]
 
 
 def judged(conditions: bool, *gaps: float) -> bool | None:
-    """Whether a theorem's conditions are met; None where only a small gap is in question."""
+    """Whether a theorem's conditions hold; None if a gap is too small to decide."""
     if not conditions or max(gaps) > OTHER:
         return False
     return None if max(gaps) > SAME else True
 
 
 def used(A: Tensor) -> Tensor:
-    """The columns that are not zero."""
+    """Return the columns that are not zero."""
     return A[:, A.any(0)]
 
 
@@ -562,12 +564,12 @@ def divide(a: Any, b: Any) -> Any:
 
 
 def bound(norm: float, size: Any) -> Any:
-    """A norm over a size; inf where the size is 0, unless the norm is, too."""
+    """Return a norm over a size; inf if only the size is 0."""
     return divide(norm, size) if norm > 0 else 0.0 * np.asarray(size)
 
 
 def times(a: Any, b: Any) -> Any:
-    """The product; 0 times inf is inf, for nothing is known then."""
+    """Return the product; 0 times inf is inf, because nothing is known then."""
     found = np.asarray(a) * np.asarray(b)
     found = np.where(np.isnan(found), np.inf, found)
     return found if found.ndim else float(found)

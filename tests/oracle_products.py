@@ -1,4 +1,4 @@
-"""The oracle's view of products with a weight, bilinear layers and recurrent layers.
+"""The oracle for products with a weight, bilinear layers and recurrent layers.
 
 A product is `z = einsum(x, W)` with a letter for each dimension. Letters in x, W and z are groups,
 letters in x and W are summed, letters in W and z are outputs, the others of x are positions. The
@@ -28,7 +28,7 @@ def matmul_letters(a: Tensor, b: Tensor) -> tuple[str, str, str]:
 
 
 def fitted(x: Tensor, w: Tensor, letters: tuple[str, str, str]) -> tuple[str, str, str]:
-    """Dimensions of size 1 that are broadcast get a letter that nothing else has."""
+    """Give each broadcast dimension of size 1 a new letter."""
     left, right, result = letters
     fresh = [c for c in ascii_letters if c not in left + right + result]
     for c in [c for c in left if c in right and c in result]:
@@ -40,7 +40,7 @@ def fitted(x: Tensor, w: Tensor, letters: tuple[str, str, str]) -> tuple[str, st
 
 
 def roles(letters: tuple[str, str, str]) -> tuple[str, str, str, str]:
-    """Groups, summed, outputs and positions."""
+    """Return the letters of groups, sums, outputs and positions."""
     x, w, z = letters
     groups = "".join(c for c in w if c in x and c in z)
     summed = "".join(c for c in x if c in w and c not in z)
@@ -49,7 +49,7 @@ def roles(letters: tuple[str, str, str]) -> tuple[str, str, str, str]:
 
 
 def product_format(call: Any, gz: Tensor) -> tuple[Tensor, Tensor]:
-    """u [G, T, d_in], J [N, G, T, d_out] of a product."""
+    """Return u [G, T, d_in] and J [N, G, T, d_out] of a product."""
     x, (left, _, result) = call.values["x"], call.geometry["letters"]
     groups, summed, outputs, free = roles(call.geometry["letters"])
     seen = "".join(c for c in free if c in result)
@@ -61,7 +61,7 @@ def product_format(call: Any, gz: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def product_matrices(call: Any, weight: Tensor | None = None) -> Tensor:
-    """The weight, or a tensor of its shape, as one matrix per group, [G, d_out, d_in]."""
+    """Return the weight, or a tensor of its shape, as one matrix per group, [G, d_out, d_in]."""
     groups, summed, outputs, _ = roles(call.geometry["letters"])
     w = call.geometry["view"](call.values["weight"] if weight is None else weight)
     matrices = torch.einsum(f"{call.geometry['letters'][1]}->{groups}{outputs}{summed}", w)
@@ -72,7 +72,7 @@ def product_matrices(call: Any, weight: Tensor | None = None) -> Tensor:
 
 
 def made_of_parameters(t: Tensor) -> bool:
-    """Whether nothing but parameters is behind a tensor."""
+    """Whether a tensor is computed from parameters alone."""
     if isinstance(t, nn.Parameter) or isinstance(t._base, nn.Parameter):
         return True
     if t.grad_fn is None:
@@ -90,7 +90,7 @@ def made_of_parameters(t: Tensor) -> bool:
 
 
 def behind(weight: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """The parameter that a weight is a view of, and the view."""
+    """Return the parameter that a weight is a view of, and the view."""
     base = weight._base
     if isinstance(weight, nn.Parameter) or not isinstance(base, nn.Parameter):
         return weight, lambda w: w
@@ -101,7 +101,7 @@ def behind(weight: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
 
 
 def multiply(recorder: Any, a: Tensor, b: Tensor, letters: Any, function: Callable) -> Tensor:
-    """function(a, b), recorded where one of both is a weight and something is summed."""
+    """Return function(a, b), and record it if one operand is a weight and something is summed."""
     seen = torch.is_grad_enabled() and not recorder.inside
     if not seen or made_of_parameters(a) == made_of_parameters(b):
         return function(a, b)
@@ -124,7 +124,7 @@ def multiply(recorder: Any, a: Tensor, b: Tensor, letters: Any, function: Callab
 
 
 def patched_products(recorder: Any) -> dict[tuple[Any, str], Callable]:
-    """What stands in for each function, by its owner and name."""
+    """Return the replacement of each function by its owner and name."""
     matmul, einsum = torch.matmul, torch.einsum
 
     def product(a, b):
@@ -166,7 +166,7 @@ def patched_products(recorder: Any) -> dict[tuple[Any, str], Callable]:
 
 
 def bilinear(recorder: Any, original: Callable) -> Callable:
-    """x1 W x2, seen twice: as W x1 and as W x2, each with a zero added to it."""
+    """Record x1 W x2 twice, as W x1 and as W x2, each with a zero added to it."""
 
     def patched(x1, x2, weight, bias=None):
         if recorder.inside or not torch.is_grad_enabled():

@@ -3,11 +3,10 @@
     python tests/random_audit.py 10000                # networks of the seeds 0 to 9999
     python tests/random_audit.py 500 --start 10000    # other seeds
 
-A refusal (a FlatlensError) is counted and listed by its reason; it is no disagreement. A number
-that differs is compared once more: where the oracle itself changes as much when every operation
-rounds in another way (a saturated gate is 1 minus nearly 1), no program can do better, and the
-network counts as ill-conditioned. Every 500 networks the counts so far are
-printed to stderr.
+A refusal (a FlatlensError) is not a disagreement; it is counted and listed by its reason. A number
+that differs is compared once more. If the oracle changes as much when every operation rounds in
+another way (a saturated gate is 1 minus nearly 1), no program can do better, and the network counts
+as ill-conditioned. The counts are printed to stderr every 500 networks.
 """
 
 import argparse
@@ -29,7 +28,7 @@ import flatlens as fl
 from flatlens.metrics import METRICS
 
 RTOL = 1e-8
-TINIEST = 1e-140  # the square of a derivative below this is no number of float64
+TINIEST = 1e-140  # the square of a smaller derivative underflows in float64
 ROUNDING = float(np.finfo(np.float64).eps)
 COMPARED = (
     *("sharpness", "adaptive_sharpness", "mls", "nmls", "nmls_through", "sharpness_untied"),
@@ -41,7 +40,7 @@ Values = dict[str, float | np.ndarray]
 
 @dataclass
 class Tally:
-    """What an audit saw."""
+    """The counts of an audit."""
 
     networks: Counter = field(default_factory=Counter)
     theorems: int = 0
@@ -52,7 +51,7 @@ class Tally:
     refusals: Counter = field(default_factory=Counter)
 
     def lines(self) -> list[str]:
-        """The counts in words."""
+        """Return the counts in words."""
         return [
             f"{self.networks.total()} networks of {len(self.networks)} families",
             f"{self.theorems} theorems, {len(self.violations)} violations",
@@ -63,7 +62,7 @@ class Tally:
 
 
 def values_of(seen: fl.Probe | Truth) -> Values:
-    """All compared values by name: metrics, and the squared gradient of each parameter."""
+    """Return all compared values by name: metrics, and the squared gradient of each parameter."""
     if isinstance(seen, Truth):
         metrics = seen.metrics()
     else:
@@ -76,8 +75,8 @@ def disagreements(probe: fl.Probe, case: Case) -> tuple[int, list[str], bool]:
     """Compare a probe with the oracle.
 
     Returns:
-        The number of compared values, those that differ, and whether the network is
-        ill-conditioned, so that larger differences were let pass.
+        The number of compared values, the values that differ, and whether the network is
+        ill-conditioned, so that larger differences were accepted.
     """
     truth = oracle(case.model, case.x)
     got, want = values_of(probe), values_of(truth)
@@ -87,7 +86,7 @@ def disagreements(probe: fl.Probe, case: Case) -> tuple[int, list[str], bool]:
         lines = []
         for name, value in want.items():
             squares = "sharpness" in name or "gradient" in name
-            # What cancels exactly is rounding of the largest share.
+            # A value that should cancel exactly has rounding relative to the largest share.
             zero = max(1e-20 * size, TINIEST**2) if squares else TINIEST
             off = np.abs(got[name] - value)
             if not (off <= zero + RTOL * np.abs(value) + room.get(name, 0.0)).all():
@@ -103,12 +102,12 @@ def disagreements(probe: fl.Probe, case: Case) -> tuple[int, list[str], bool]:
 
 
 def _spread(name: str, want: Values, changed: list[Values]) -> float | np.ndarray:
-    """How far one value moves when the network changes in the last place."""
+    """Return how much one value changes when every operation rounds in another way."""
     return np.max([np.abs(values[name] - want[name]) for values in changed], axis=0)
 
 
 class Shaken(TorchDispatchMode):
-    """Every result of torch, forward and backward, is off by one unit in the last place."""
+    """A mode that changes every result of torch by one unit in the last place."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -121,7 +120,7 @@ class Shaken(TorchDispatchMode):
         return pytree.tree_map(self.shake, result)
 
     def shake(self, value: Any) -> Any:
-        """Move each number up or down by its last place."""
+        """Move each number up or down by one unit in the last place."""
         if not (isinstance(value, Tensor) and value.dtype == torch.float64):
             return value
         signs = 2 * torch.randint(0, 2, value.shape, generator=self.generator).double() - 1
@@ -129,13 +128,13 @@ class Shaken(TorchDispatchMode):
 
 
 def shaken_truth(case: Case, seed: int) -> Values:
-    """What the oracle finds where every operation rounds in another way."""
+    """Return the oracle's values when every operation rounds in another way."""
     with Shaken(seed):
         return values_of(oracle(case.model, case.x))
 
 
 def audit_one(seed: int, tally: Tally) -> None:
-    """Measure one network and add what it showed."""
+    """Measure one network and add the outcome to the tally."""
     family, case = grown_network(seed, routing=True)
     tally.networks[family] += 1
     try:

@@ -1,7 +1,7 @@
 """Further families of random networks: products, recurrent cells, gates, branches, routing.
 
-`grown_network(seed)` goes round these and the families of `random_networks`, with parameters and
-samples over six decades. Families in `ROUTED` send samples to different weights; they are drawn
+`grown_network(seed)` cycles through these and the families of `random_networks`, with parameters
+and samples over six decades. Families in `ROUTED` send samples to different weights; they are used
 only on request.
 """
 
@@ -193,7 +193,7 @@ ROUTED = [routed, weight_per_sample, mixture, own_depth]
 
 
 def grown_network(seed: int, routing: bool = False) -> tuple[str, Case]:
-    """The family and the network of this seed, float64."""
+    """Return the family and the network of this seed, in float64."""
     families = GROWN + ROUTED if routing else GROWN
     family, r, before = families[seed % len(families)], WideDraw(seed), torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)

@@ -1,8 +1,9 @@
-"""Random tiny networks: `random_network(seed)` is one network, the same whoever asks.
+"""Random tiny networks: `random_network(seed)` always returns the same network for a seed.
 
-Seeds go round the families (dense, conv, tokens, residual, reused, ...), so that any run of a few
-dozen has seen all of them. Whatever the family, every network then gets scales over three decades,
-and some get dead units, frozen parameters, zero samples, zero features, one sample only.
+Seeds cycle through the families (dense, conv, tokens, residual, reused, ...), so a few dozen
+consecutive seeds cover all of them. In every family the parameters get scales over three decades.
+Some networks also get dead units, frozen parameters, zero samples, zero features, or only one
+sample.
 
     python tests/random_networks.py 130      # prints the network of seed 130
 """
@@ -38,7 +39,7 @@ Made = tuple[nn.Module, tuple[int, ...]]  # a network and the shape of one sampl
 
 
 class Draw(random.Random):
-    """Draws the structure; the values come from torch's own generator."""
+    """Draw the structure of a network; the values come from torch's generator."""
 
     def maybe(self, chance: float) -> bool:
         return self.random() < chance
@@ -47,7 +48,7 @@ class Draw(random.Random):
         return self.randint(1, most)
 
     def scale(self) -> float:
-        """Over three decades."""
+        """Draw a scale over three decades."""
         return 10 ** self.uniform(-1.5, 1.5)
 
     def act(self) -> nn.Module:
@@ -57,7 +58,7 @@ class Draw(random.Random):
         return nn.Linear(i, o, bias=self.maybe(0.5))
 
     def layers(self, *widths: int) -> list[nn.Module]:
-        """Linear layers with an activation after each but the last."""
+        """Return linear layers with an activation after each except the last."""
         found: list[nn.Module] = []
         for i, o in pairwise(widths):
             found += [self.linear(i, o), self.act()]
@@ -67,7 +68,7 @@ class Draw(random.Random):
         return [self.size() for _ in range(depth + 1)]
 
     def head(self, body: list[nn.Module], shape: tuple[int, ...]) -> nn.Module:
-        """Flattened and, half of the time, read by one more layer."""
+        """Return the body flattened and, half of the time, followed by one more layer."""
         net = nn.Sequential(*body, nn.Flatten())
         size = nn.Sequential(*body, nn.Flatten())(torch.zeros(1, *shape)).shape[1]
         if size > 4 or self.maybe(0.5):
@@ -118,7 +119,7 @@ def any_conv(r: Draw, shape: tuple[int, ...], groups: int) -> nn.Module:
         padding = [n + r.choice([0, 0, 1]) for n in need]
         options |= {"padding": tuple(padding), "stride": tuple(r.size(2) for _ in space)}
         small = all(p < s for p, s in zip(padding, space, strict=True))
-    if not small:  # torch reflects and wraps round at most once
+    if not small:  # torch can reflect and wrap around only once
         options["padding_mode"] = "zeros"
     return CONVS[dims](channels, out, tuple(kernel), **options)
 
@@ -166,7 +167,7 @@ def conv_at_one_position(r: Draw) -> Made:
 def tokens(r: Draw) -> Made:
     """Layers on tokens: samples first, time first or folded into the batch; pooled or not."""
     order, pool = r.choice(["", "time first", "folded"]), r.choice(["mean", "flat", "signed"])
-    fewest = 2 if order == "time first" else 1  # one token or feature would be in order anyway
+    fewest = 2 if order == "time first" else 1  # one token or feature has only one order
     T, d, h, o = r.randint(fewest, 4), r.randint(fewest, 4), r.size(4), r.size(3)
     norm = [nn.LayerNorm(h)] if h > 2 and r.maybe(0.5) else []
     body = nn.Sequential(r.linear(d, h), *norm, r.act())
@@ -281,7 +282,7 @@ def tied(r: Draw) -> Made:
 
 def normed(r: Draw) -> Made:
     """Norm layers somewhere, or weights computed by a parametrisation."""
-    i, h, o = r.randint(3, 5), r.randint(3, 5), r.size(4)  # fewer features: a norm leaves nothing
+    i, h, o = r.randint(3, 5), r.randint(3, 5), r.size(4)  # a norm of fewer features is constant
     net = nn.Sequential(*r.layers(i, h, o))
     kind = r.choice(["layer", "batch", "weight", "spectral", "group", "front"])
     wrap = {"weight": parametrizations.weight_norm, "spectral": parametrizations.spectral_norm}
@@ -317,7 +318,7 @@ FAMILIES = [
 
 
 def rescaled(r: Draw, model: nn.Module) -> None:
-    """Every parameter at a scale of its own; some units dead, some parameters frozen."""
+    """Give every parameter its own scale; make some units dead and freeze some parameters."""
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.mul_(r.scale())
@@ -326,7 +327,7 @@ def rescaled(r: Draw, model: nn.Module) -> None:
             if r.maybe(0.1):
                 p[r.randrange(len(p))] = 0.0  # a unit without weights
             if r.maybe(0.1) and p.dim() > 1:
-                p[:, r.randrange(p.shape[1])] = 0.0  # an input that nobody weighs
+                p[:, r.randrange(p.shape[1])] = 0.0  # an input without weights
             if r.maybe(0.05) and p.dim() == 1:
                 p.fill_(-50.0)  # a bias that kills every ReLU
     if r.maybe(0.2):
@@ -346,7 +347,7 @@ def samples(r: Draw, shape: tuple[int, ...]) -> Tensor:
 
 
 def random_network(seed: int) -> Case:
-    """The network of this seed, float64."""
+    """Return the network of this seed, in float64."""
     r, before = Draw(seed), torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

@@ -1,5 +1,7 @@
-"""The benchmark of other packages: every side gives the same number, failures are told, tables and
-guard read what was written. Nothing here is timed."""
+"""The benchmark of other packages; nothing here is timed.
+
+Every side gives the same number, failures are reported, and tables and guard read the records.
+"""
 
 import json
 import sys

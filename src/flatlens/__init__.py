@@ -1,7 +1,8 @@
 """flatlens: how flat is the loss, how compressed the representation, what one forces on the other.
 
-``measure`` does it all in one call. Behind it: ``probe`` looks once at a network (one forward and
-one vector-Jacobian product per output), and every metric is arithmetic on what it saw.
+``measure`` does it all in one call. It uses ``probe``, which passes once over a network (one
+forward pass and one vector-Jacobian product per output). Every metric is arithmetic on the numbers
+of a probe.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Checks of the arguments of public functions: a wrong type is refused in one sentence."""
+"""Check the arguments of public functions; a wrong type raises with one sentence."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ import numpy as np
 from flatlens.errors import FlatlensError
 
 F = TypeVar("F", bound=Callable[..., Any])
-LARGEST = 2**63 - 1  # what torch and NumPy count to
+LARGEST = 2**63 - 1  # largest integer of torch and NumPy
 
 
 def no_type_check(function: F) -> F:
-    """Exempt a public function from the type checker that the tests put around the package.
+    """Exempt a public function from the type checker of the tests.
 
-    The function checks its own arguments, and users see its sentence instead of the type checker's.
-    The checker looks for a decorator of this name. Unlike ``typing.no_type_check`` it leaves the
-    annotations to mypy and to editors.
+    The function checks its own arguments, so users see its message instead of the type checker's.
+    The checker looks for a decorator of this name. Unlike ``typing.no_type_check`` this decorator
+    keeps the annotations for mypy and editors.
     """
     return function
 
 
 def typed_arguments(function: F) -> F:
-    """Refuse arguments of a wrong type in one sentence that names the argument.
+    """Raise for arguments of a wrong type, with one sentence that names the argument.
 
-    The types are those of the annotations. Numbers of NumPy count as numbers, a bool does not, and
-    neither does NaN. What an annotation leaves open (``Any``, shapes of tensors) is not checked.
-    Write ``no_type_check`` above it, so that this check speaks and not that of the tests.
+    The types come from the annotations. NumPy numbers count as numbers; a bool and NaN do not.
+    ``Any`` and shapes of tensors are not checked. Write ``no_type_check`` above this decorator, so
+    that its check runs and not that of the tests.
 
     >>> @typed_arguments
     ... def halve(number: float) -> float:
@@ -52,7 +52,9 @@ def typed_arguments(function: F) -> F:
         try:
             given = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise FlatlensError(f"{function.__name__} cannot be called so: {error}") from None
+            raise FlatlensError(
+                f"{function.__name__} cannot be called with these arguments: {error}"
+            ) from None
         if not hints:
             hints.update(_hints(function))
         for name, value in given.arguments.items():
@@ -66,7 +68,7 @@ def typed_arguments(function: F) -> F:
 
 
 def _check_path(name: str, value: str) -> None:
-    """Refuse a path that no file system has."""
+    """Raise for a path that no file system can have."""
     if "\0" in value:
         raise FlatlensError(f"{name}={short_repr(value)} contains a NUL character; remove it")
     if any(len(os.fsencode(part)) > 255 for part in Path(value).parts):
@@ -74,7 +76,7 @@ def _check_path(name: str, value: str) -> None:
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations that can be checked; the name of a missing library cannot."""
+    """Return the annotations that can be resolved; names of missing libraries cannot."""
     hints = {}
     scope = getattr(inspect.unwrap(function), "__globals__", {})
     for name, parameter in inspect.signature(function).parameters.items():
@@ -90,7 +92,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Tell whether a value has the type of an annotation."""
+    """Return whether a value has the type of an annotation."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return any(_fits(value, choice) for choice in inner)
@@ -109,7 +111,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin in (Sequence, Collection, Iterable, list, tuple, set):
         kind = origin if origin in (Collection, Iterable, set) else Sequence
         listed = isinstance(value, kind | np.ndarray) and not isinstance(value, str | bytes)
-        # a generator would be used up by looking at its elements
+        # a check of its elements would exhaust a generator
         elements = inner[:1] if listed and isinstance(value, Sequence) else ()
         return listed and all(_fits(element, kind) for kind in elements for element in value)
     if origin in (Mapping, dict):
@@ -153,7 +155,7 @@ def _described_several(hint: Any) -> str:
 
 
 def _joined(words: list[str]) -> str:
-    """Join alternatives as in "a, b or c"; a whole number is a number, too."""
+    """Join alternatives as in "a, b or c"; "a number" includes whole numbers."""
     words = [word for word in words if word != "a whole number" or "a number" not in words]
     if len(words) == 1:
         return words[0]
@@ -162,7 +164,7 @@ def _joined(words: list[str]) -> str:
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Refuse a value that is not one of some words."""
+    """Raise if a value is not one of some words."""
     if not isinstance(value, str) or value not in choices:
         raise FlatlensError(
             f"{name}={short_repr(value)} is unknown; use one of {', '.join(choices)}"
@@ -172,7 +174,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
 def check_integer(
     name: str, value: Any, least: int | None = None, *, optional: bool = True
 ) -> None:
-    """Refuse a value that is not an integer of 64 bits, or is below ``least``.
+    """Raise if a value is not an integer of 64 bits, or is below ``least``.
 
     None is accepted if the argument is optional.
     """
@@ -187,7 +189,7 @@ def check_integer(
 
 
 def check_positive(name: str, value: Any, what: str) -> None:
-    """Refuse a value that is not a positive finite number; None is accepted."""
+    """Raise if a value is not a positive finite number; None is accepted."""
     if value is None:
         return
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
@@ -196,13 +198,13 @@ def check_positive(name: str, value: Any, what: str) -> None:
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Refuse a value that is not True or False."""
+    """Raise if a value is not True or False."""
     if not isinstance(value, bool):
         raise FlatlensError(f"{name}={short_repr(value)} is not a flag; give True or False")
 
 
 def check_instance(name: str, value: Any, kind: type, advice: str) -> None:
-    """Refuse a value of another type, with advice on what to give."""
+    """Raise if a value has another type; the message says what to give."""
     if not isinstance(value, kind):
         given = "None" if value is None else f"a value of type {type(value).__name__}"
         raise FlatlensError(f"{name} is {given}; {advice}")
@@ -259,7 +261,7 @@ def real_number(name: str, value: Any) -> float:
 
 
 def _is_finite(value: Any) -> bool:
-    """Tell whether a number is finite as a float."""
+    """Return whether a number is finite as a float."""
     try:
         return math.isfinite(value)
     except OverflowError:  # an integer of 400 digits

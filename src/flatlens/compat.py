@@ -1,9 +1,9 @@
-"""torchvision beside a torch that its build does not fit.
+"""Make torchvision importable if its build does not match the installed torch.
 
-The torchvision of the package index is built for another torch than the CPU-only one, and beside
-that its import fails ("operator torchvision::nms does not exist"), which takes down timm, lightning
-and transformers with it. Two operators are declared here, without an implementation, so that the
-import goes through; nothing in this package calls them.
+The torchvision of the package index is not built for the CPU-only torch. Its import then fails
+("operator torchvision::nms does not exist"), and so do the imports of timm, lightning and
+transformers. Two operators are declared here, without an implementation, so that the import
+succeeds. Nothing in this package calls them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _declared: list[Any] = []  # a library's declarations last as long as the librar
 
 
 def make_torchvision_importable() -> None:
-    """Call this before importing a library that uses torchvision; costs nothing where all is well.
+    """Declare the missing operators; call this before importing a library that uses torchvision.
 
     >>> make_torchvision_importable()
     """

@@ -1,12 +1,12 @@
-"""The one exception of flatlens: a number is right, or it is refused in one sentence."""
+"""The one exception of flatlens: a number is right, or flatlens raises with one sentence."""
 
 
 class FlatlensError(ValueError):
-    """What is wrong, where, and what to do about it."""
+    """An error whose message says what is wrong, where, and what to do about it."""
 
 
 def first_line(error: Exception) -> str:
-    """What an exception says, without its trace."""
+    """Return the first line of an exception's message, or its type."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

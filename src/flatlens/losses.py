@@ -1,8 +1,8 @@
 """Losses as functions of the outputs: per sample, with a root of their Hessian.
 
-A loss takes f as [batch, N] and targets y. Its root R [batch, N, k] has R R^T = d2L/df2, so that
-the Gauss-Newton matrix of one sample is (R^T df/dtheta)^T (R^T df/dtheta), and every inequality
-between df/dx and df/dtheta holds for R^T df/dx and R^T df/dtheta (docs/theory.md, section 3).
+A loss takes f as [batch, N] and targets y. Its root R [batch, N, k] has R R^T = d2L/df2. The
+Gauss-Newton matrix of one sample is therefore (R^T df/dtheta)^T (R^T df/dtheta). Every inequality
+between df/dx and df/dtheta also holds for R^T df/dx and R^T df/dtheta (docs/theory.md, section 3).
 
 | name | loss of one sample | Hessian |
 |---|---|---|
@@ -67,7 +67,7 @@ class Loss:
         raise NotImplementedError
 
     def root_products(self, f: Outputs, y: Any = None) -> RootProducts:
-        """Return products with the root. Those of losses with a name take O(N) memory."""
+        """Return products with the root; for losses with a name they take O(N) memory."""
         R = self.root(f, y)
         return RootProducts(
             R.shape[2],
@@ -126,7 +126,7 @@ def targets(y: Any, N: int, like: Outputs) -> Outputs:
 
 
 def as_tensor(y: Any, device: torch.device | str) -> Tensor:
-    """Return y as a tensor on ``device``, wherever new tensors are made by default."""
+    """Return y as a tensor on ``device``, whatever the default device is."""
     y = y.detach() if isinstance(y, Tensor) else torch.as_tensor(y, device="cpu")
     return y.to(device)
 
@@ -219,7 +219,7 @@ class CrossEntropy(Loss):
 
 
 class BinaryCrossEntropy(Loss):
-    """Cross-entropy of each output's own yes or no, on logits, summed over outputs.
+    """Binary cross-entropy of each output, on logits, summed over outputs.
 
     ``label_smoothing`` s makes targets y (1 - s) + s / 2.
     """
@@ -249,7 +249,7 @@ class BinaryCrossEntropy(Loss):
 
 @dataclass(frozen=True)
 class Custom(Loss):
-    """Any function of f [b, N] and y [b, ...] that returns [b] losses, or one number for a batch.
+    """A loss from any function of f [b, N] and y [b, ...] that returns [b] losses or one number.
 
     The losses are averaged over samples, each counted once. A function that returns one number is
     called sample by sample, so that a mean and a sum give the same loss. It is refused if it is
@@ -257,7 +257,7 @@ class Custom(Loss):
     """
 
     function: Callable[[Tensor, Any], Tensor] = lambda f, y: f.new_zeros(len(f))
-    # f and y of an earlier sample, without which a batch of one does not show how it is averaged
+    # f and y of an earlier sample: a batch of one does not show how the function averages
     earlier: list[Tensor] = field(default_factory=list, repr=False, compare=False)
 
     def __call__(self, f: Outputs, y: Any) -> Float[Tensor, " b"]:
@@ -301,7 +301,7 @@ class Custom(Loss):
 
     @torch.no_grad()
     def _check(self, f: Tensor, y: Tensor, whole: Tensor, each: Tensor) -> None:
-        """Refuse a number for a batch that is neither the mean nor the sum, up to rounding."""
+        """Raise if a number for a batch is neither the mean nor the sum, up to rounding."""
         row = [f[:1], y[:1]]
         if [t.shape for t in self.earlier] == [t.shape for t in row]:
             row = [old.to(new) for old, new in zip(self.earlier, row, strict=True)]
@@ -333,7 +333,7 @@ class Custom(Loss):
 
     def root(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N k"]:
         values, vectors = torch.linalg.eigh(self.hessian(f.detach().double(), y).double())
-        # What rounding may have made of zero: of the largest, and of probabilities next to 1.
+        # Largest rounding of a zero: of the largest eigenvalue, and of probabilities next to 1.
         eps = torch.finfo(torch.float64).eps
         rounding = eps**0.5 * values.abs().amax(1, keepdim=True) + 64 * eps
         if bool((values < -rounding).any()):

@@ -1,9 +1,9 @@
 """Quantities of the paper as functions of a probe.
 
 Each metric takes a Probe and returns the mean over samples; ``metric.samples(p)`` returns the
-values that it averages, and ``metric.needs`` names what it needs of a pass. Volumes
-are products of min(N, M) singular values: where one of them is zero by the rank rule the volume is
-0 and its logarithm -inf, never the product of the others.
+values that it averages, and ``metric.needs`` names what it needs of a pass. Volumes are products of
+min(N, M) singular values. If one of them is zero by the rank rule, the volume is 0 and its
+logarithm is -inf.
 
 To add a quantity, write its function here with what it needs, and add it to ``METRICS``.
 """
@@ -42,7 +42,7 @@ A_PROBE = "a Probe: give fl.probe(model, x), or m.probe of a measurement"
 
 @no_type_check
 def check_asked_for(name: str, p: Probe, needs: frozenset[str]) -> None:
-    """Refuse what is no probe, and a probe whose pass was not asked for what a quantity needs."""
+    """Raise if ``p`` is not a probe, or if its pass did not compute what a quantity needs."""
     check_instance("p", p, Probe, f"{name} takes {A_PROBE}")
     if names := missing(needs, p.asked):
         raise FlatlensError(f"{not_asked_for(names)}; add {name} to quantities")
@@ -195,8 +195,8 @@ def log_volume(p: Probe, top: int | None = None) -> Float[Array, " n"]:
     A sketched probe holds the first few singular values only: without ``top`` the result is NaN.
 
     Args:
-        p: what a pass saw.
-        top: take the product of so many of the largest singular values; default: all of them.
+        p: the probe.
+        top: number of largest singular values in the product; None takes all of them.
 
     Raises:
         FlatlensError: if there are fewer than ``top`` singular values.
@@ -264,21 +264,21 @@ def network_volume(p: Probe) -> Float[Array, " n"]:
 def layer_log_volumes(layer: LayerProbe) -> Float[Array, " n"]:
     """Return log dVol_il of each sample; -inf for samples that do not use the layer.
 
-    Where samples have different numbers of positions, sample i has r_il = min(N, M_il) singular
-    values of its own.
+    If samples have different numbers of positions, sample i has r_il = min(N, M_il) singular
+    values.
     """
     if layer.entries is None:
         return log_products(layer.singular)
-    own = np.minimum(layer.entries, layer.singular.shape[1])
+    ranks = np.minimum(layer.entries, layer.singular.shape[1])
     places = np.arange(layer.singular.shape[1])
-    logs = log_products(np.where(places < own[:, None], layer.singular, 1.0))
-    return np.where(own > 0, logs, -np.inf)
+    logs = log_products(np.where(places < ranks[:, None], layer.singular, 1.0))
+    return np.where(ranks > 0, logs, -np.inf)
 
 
 def participation(singular: Float[Array, "n r"]) -> Float[Array, " n"]:
     """Return (sum s^2)^2 / sum s^4 per sample.
 
-    It is 0 where all singular values are 0, and NaN where one of them is unknown.
+    It is 0 if all singular values are 0, and NaN if one of them is unknown.
     """
     top = singular[:, :1]
     relative = np.divide(singular, top, out=np.zeros_like(singular), where=top != 0) ** 2
@@ -346,7 +346,7 @@ def adaptive_sharpness(p: Probe) -> Float[Array, " n"]:
 
 
 def harmonic_norm(layer: LayerProbe) -> float:
-    """Return xbar_l = (mean_i 1/||x_i^l||^2)^(-1/2), Eq. 34; 0 where some input is zero."""
+    """Return xbar_l = (mean_i 1/||x_i^l||^2)^(-1/2), Eq. 34; 0 if some input is zero."""
     with np.errstate(divide="ignore", over="ignore"):
         return float(np.mean(where_used(layer, layer.x_norm**-2.0)) ** -0.5)
 
@@ -405,7 +405,7 @@ METRICS: dict[str, Metric | Total] = {
 }
 
 
-# What a person looks at first, and what loggers get; two of them are inequalities.
+# The headline set: small, cheap, and what loggers get. Two of its names are inequalities.
 HEADLINE = (
     *("sharpness", "mls", "nmls", "log_volume", "local_dimension", "normalized_mls"),
     *("eq11", "eq12"),
@@ -419,7 +419,7 @@ def _exp(logs: Float[Array, " n"]) -> Float[Array, " n"]:
 
 
 def _over_layers(p: Probe, column: Callable[[LayerProbe], Array]) -> Float[Array, " n"]:
-    """Sum a column over the layers that each sample uses; NaN where no layer is measured."""
+    """Sum a column over the layers that each sample uses; NaN if no layer is measured."""
     if not p.layers:
         return np.full(p.n, np.nan)
     return np.sum([where_used(q, column(q)) for q in p.layers], axis=0) + np.zeros(p.n)

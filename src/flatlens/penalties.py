@@ -60,11 +60,11 @@ def sharpness_penalty(
     theta are all trainable parameters of the model. The model runs once more, in the mode that it
     is in. Its buffers do not change: running statistics of a norm layer count the batch once.
 
-    *Which S.* In training mode the network is the one that training sees. Dropout: S of the network
-    with the units that this call drops. BatchNorm with batch statistics: f(x_i) depends on the
-    whole batch, and S is mean_i ||grad_theta f_i(x_1, ..., x_n)||_F^2, with the derivative taken
-    through mean and variance; ``measure`` reports S with running statistics, which is another
-    number. Call ``model.eval()`` before to penalise that one.
+    *Which S.* In training mode the penalty is about the network in training mode. With dropout it
+    is S of the network with the units that this call drops. With batch statistics of BatchNorm
+    f(x_i) depends on the whole batch. S is then mean_i ||grad_theta f_i(x_1, ..., x_n)||_F^2, with
+    the derivative taken through mean and variance. ``measure`` uses running statistics, which gives
+    another number. To penalise that one, call ``model.eval()`` before.
 
     Args:
         model: the network.
@@ -104,10 +104,11 @@ def sensitivity_penalty(
 
     The model runs once more, in the mode that it is in; its buffers do not change.
 
-    *Which Jacobian.* Where samples do not depend on one another, that of each sample. BatchNorm
-    with batch statistics couples them: the estimate is then (1/n) sum_ij ||df(x_i)/dx_j||_F^2, the
-    whole Jacobian of the batch. Dropout: the network with the units that this call drops. Call
-    ``model.eval()`` before to penalise the network as ``measure`` sees it.
+    *Which Jacobian.* If samples do not depend on one another, it is that of each sample. Batch
+    statistics of BatchNorm couple the samples. The estimate is then (1/n) sum_ij
+    ||df(x_i)/dx_j||_F^2, the whole Jacobian of the batch. With dropout it is the network with the
+    units that this call drops. To penalise the network that ``measure`` measures, call
+    ``model.eval()`` before.
 
     Args:
         model: the network.
@@ -131,13 +132,15 @@ def sensitivity_penalty(
     """
     given = Inputs(x)
     if not given.floating:
-        raise FlatlensError("The input has only integers or masks; there is no derivative by it.")
+        raise FlatlensError(
+            "The input has only integers or masks; there is no derivative with respect to it."
+        )
     chosen = {id(t) for t in given.floating}
     differentiable = torch.is_grad_enabled()
     sources: list[Tensor] = []
 
     def source(t: Tensor) -> Tensor:
-        """A tensor to differentiate by; the model gets a copy, which it may overwrite."""
+        """Return a tensor to differentiate; the model gets a copy, which it may overwrite."""
         if id(t) not in chosen:
             return t
         sources.append(t if t.requires_grad else t.detach().requires_grad_())
@@ -195,16 +198,17 @@ def sensitivity_of_outputs(
 def twice_differentiable() -> Iterator[None]:
     """Run the forward pass with kernels that have a correct second derivative.
 
-    Attention: the math kernel; the fused ones have no second derivative. Recurrent layers on a GPU:
-    not cuDNN's. Weight norm, and batch norm in evaluation mode: formulas, because the second
-    derivative of torch's kernels can be wrong (torch 2.13 on the CPU).
+    Attention uses its math kernel, because the fused kernels have no second derivative. Recurrent
+    layers on a GPU do not use cuDNN. Weight norm, and batch norm in evaluation mode, are computed
+    by formulas, because the second derivative of torch's kernels can be wrong (torch 2.13 on the
+    CPU).
     """
     with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False), RightFormulas():
         yield
 
 
 def _run(model: nn.Module, inputs: Inputs, output: Any) -> Float[Tensor, "n N"]:
-    """f as [n, N], with copies of the buffers, so that the model's own do not change."""
+    """Return f as [n, N], run with copies of the buffers so that the model's do not change."""
     module = original(model)
     copies = {name: b.detach().clone() for name, b in module.named_buffers()}
 
@@ -218,7 +222,7 @@ def _run(model: nn.Module, inputs: Inputs, output: Any) -> Float[Tensor, "n N"]:
 def _squared_derivative(
     f: Tensor, sources: list[Tensor], generator: torch.Generator | None
 ) -> Scalar:
-    """||D sum_i v_i . f_i||^2 / n with random signs v and D the derivative by all sources."""
+    """Return ||D sum_i v_i . f_i||^2 / n with random signs v; D differentiates at the sources."""
     if not f.is_floating_point() or f.dim() == 0 or f.numel() == 0:
         raise FlatlensError(
             f"A penalty needs floating-point outputs of shape [n, ...], not {f.dtype} of shape "
@@ -232,14 +236,14 @@ def _squared_derivative(
     v = random_signs(f, generator)
     gradients = torch.autograd.grad(f, sources, v, create_graph=True, allow_unused=True)
     squares = [squared_norm(g) for g in gradients if g is not None]
-    # f may depend on none of the sources: its derivative is 0
+    # f may depend on no source; its derivative is then 0
     return torch.stack(squares).sum() / len(f) if squares else 0 * f.sum()
 
 
 def random_signs(
     like: Shaped[Tensor, "n ..."], generator: torch.Generator | None = None
 ) -> Shaped[Tensor, "n ..."]:
-    """Independent entries +1 and -1 in the shape, dtype and device of a tensor.
+    """Draw independent entries +1 and -1 in the shape, dtype and device of a tensor.
 
     They are drawn on the generator's device (the CPU without one), so that the same seed gives the
     same signs wherever the network is.

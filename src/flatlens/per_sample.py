@@ -1,7 +1,7 @@
-"""What a layer is for each single sample: the norm of the weight it used, and whether it used it.
+"""The facts of a layer for each sample: whether it used the layer, and the norm of its weight.
 
 Everything the paper proves is a statement about one sample before it is averaged (docs/theory.md
-section 11). So the metrics and inequalities read weights through these functions only.
+section 11). Therefore metrics and inequalities read weights only through these functions.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def norm_per_sample(layer: LayerProbe, which: WhichNorm = "chosen") -> Float[Arr
             the Frobenius norm of the weight.
 
     Returns:
-        One norm per sample; of samples that do not use the layer it means nothing.
+        One norm per sample; it is meaningless for samples that do not use the layer.
     """
-    each = layer.norm_i if which == "chosen" else getattr(layer, f"{which}_i")
-    if each is not None:
-        return np.asarray(each)
+    norms = layer.norm_i if which == "chosen" else getattr(layer, f"{which}_i")
+    if norms is not None:
+        return np.asarray(norms)
     norm = layer.norm if which == "chosen" else getattr(layer.norms, which)
     return np.full(len(layer.x_norm), norm)
 
@@ -40,8 +40,8 @@ def norm_per_sample(layer: LayerProbe, which: WhichNorm = "chosen") -> Float[Arr
 def upper_norm_per_sample(layer: LayerProbe, which: WhichNorm = "chosen") -> Float[Array, " n"]:
     """Return the certified upper end of each sample's norm, which enters a right-hand side."""
     norm = layer.weight_norm if which == "chosen" else which
-    each = {"operator": layer.slack_i, "kernel": layer.kernel_slack_i}.get(norm)
-    slack = layer.norms.slack_of(norm) if each is None else each
+    slacks = {"operator": layer.slack_i, "kernel": layer.kernel_slack_i}.get(norm)
+    slack = layer.norms.slack_of(norm) if slacks is None else slacks
     return norm_per_sample(layer, which) * (1 + slack)
 
 
@@ -65,7 +65,7 @@ def mean_over_users(layer: LayerProbe, values: Array) -> float:
 def root_mean_weighted(norms: Float[Array, " n"], squares: Float[Array, " n"]) -> float:
     """Return sqrt(mean_i norms_i^2 squares_i).
 
-    The largest norm is taken out of the mean: its square may overflow, and equal norms then give
+    The largest norm is factored out of the mean. Its square may overflow, and equal norms then give
     exactly norm * sqrt(mean(squares)).
     """
     largest = norms.max()
@@ -75,7 +75,7 @@ def root_mean_weighted(norms: Float[Array, " n"], squares: Float[Array, " n"]) -
 
 
 def most_uses(layers: list[LayerProbe], weight: str | None) -> int:
-    """Return how often one sample uses a parameter as a layer's weight, at most."""
+    """Return the largest number of times that one sample uses a parameter as a layer's weight."""
     uses = [used_by(layer).astype(int) for layer in layers if layer.weight == weight]
     return int(np.sum(uses, axis=0).max()) if uses else 0
 
@@ -83,9 +83,9 @@ def most_uses(layers: list[LayerProbe], weight: str | None) -> int:
 def calls_that_share_the_gradient(p: Probe, layer: LayerProbe) -> list[LayerProbe]:
     """Return the calls whose positions add up to a layer's ``grad_weight``.
 
-    A parameter that several calls use has one gradient, in which they may cancel. The list is empty
-    where the parameter also has uses that are not calls, or where calls read it in different ways:
-    then the gradient cannot be split.
+    A parameter that several calls use has one gradient, in which their parts may cancel. The list
+    is empty if the parameter also has uses that are not calls, or if calls read it in different
+    ways. The gradient cannot be split then.
     """
     if layer.weight is None:  # computed: a weight of this call alone
         return [layer]
@@ -97,17 +97,17 @@ def calls_that_share_the_gradient(p: Probe, layer: LayerProbe) -> list[LayerProb
 def without_squares(p: Probe) -> str:
     """Name a size of the network whose square is too small for float64, or return "".
 
-    Derivatives are compared by their largest sample: a single sample that is dead but for a
-    derivative of 1e-200 adds nothing to any sum. Activations divide, so the smallest one counts.
+    For derivatives the largest sample counts: one sample with a derivative of 1e-200 adds nothing
+    to any sum. Sums are divided by activations, so the smallest activation counts.
     """
-    sizes = [("the derivative by the input", p.input.singular[:, 0].max(initial=0.0))]
+    sizes = [("the derivative with respect to the input", p.input.singular[:, 0].max(initial=0.0))]
     for layer in p.layers:
         used, name = used_by(layer), layer.name
         norms, tops, x = norm_per_sample(layer)[used], layer.singular[used, 0], layer.x_norm[used]
         gradients = np.divide(tops * x, norms, out=np.zeros_like(x), where=norms > 0)
         sizes += [
             (f"the weight of {name}", norms.max(initial=0.0)),
-            (f"the derivative by the input of {name}", tops.max(initial=0.0)),
+            (f"the derivative with respect to the input of {name}", tops.max(initial=0.0)),
             (f"the gradient of {name}", gradients.max(initial=0.0)),
             (f"the input of {name}", x[x > 0].min(initial=1.0)),
         ]

@@ -1,4 +1,4 @@
-"""What needs passes of its own: second derivatives, perturbed weights, perturbed inputs.
+"""Quantities that need passes of their own: second derivatives and perturbed weights or inputs.
 
 | function | what | where |
 |---|---|---|
@@ -14,11 +14,9 @@
 | ``batch_sharpness`` | g^T H g / ||g||^2 of mini-batches | Andreyev, Beneventano |
 | ``margin_radius`` | first-order distance to another decision, per sample | Elsayed et al. |
 
-Each gives an :class:`Estimate`: the value, its standard error, and whether it may be trusted. Only
-trainable parameters count. The model runs in evaluation mode and is left exactly as found. A
-Hessian that is not symmetric (a second derivative is wrong) is refused. Common arguments: ``x``,
-``y`` as in ``measure`` (y may come with the batches of x), ``loss`` a name or a function
-(``losses``), ``output`` what of the model's result is f, ``chunk`` samples at a time.
+Each function returns an :class:`Estimate`: the value, its standard error, and whether it converged.
+Only trainable parameters count. The model runs in evaluation mode and is left exactly as found. A
+Hessian that is not symmetric raises, because then a second derivative is wrong.
 """
 
 from __future__ import annotations

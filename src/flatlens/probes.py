@@ -1,12 +1,12 @@
-"""What one pass saw: a handful of float64 numbers per sample, layer and parameter.
+"""The result of one pass: a handful of float64 numbers per sample, layer and parameter.
 
 Everything the paper defines is arithmetic on these numbers (``metrics``). Symbols are those of
 ``docs/theory.md``: A = df/dx^l in total, B = df/dx^l through the layer alone, J = df/dz^l, u_p the
 patches of x^l, n samples, N outputs.
 
-Each measured column is declared here, once: its name and shape are those of the field, and
-:func:`column` says how it is combined over random directions and over shards of the samples, and
-what stands in its place where a pass did not measure it.
+Each measured column is declared here, once. Its name and shape are those of the field.
+:func:`column` says how it is combined over random directions and over shards of the samples. It
+also gives the value of a column that a pass did not measure.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ T = TypeVar("T")
 OverDirections = Literal["mean", "largest", "spectrum", "same"]
 OverShards = Literal["concatenate", "mean", "all", "slowest", "largest", "smallest", "same"]
 REQUIRED = "required"
-UNKNOWN_VALUES, UNKNOWN_RANK = "one NaN per sample", -1.0  # of a spectrum that was not asked for
+UNKNOWN_VALUES, UNKNOWN_RANK = "one NaN per sample", -1.0  # of an unrequested spectrum
 # norms of a weight that a layer has for each sample, as ``NAME_i``
 NORM_COLUMNS = ("operator", "kernel", "frobenius", "slack", "kernel_slack")
-PATHS = ("unused", "frozen", "layer", "rule", "slow")  # a later one overrides an earlier one
+PATHS = ("unused", "frozen", "layer", "rule", "slow")  # when merged, the later path wins
 
 
 @dataclass(frozen=True)
 class Column:
-    """How one field is filled.
+    """The rules by which one field is filled.
 
     Attributes:
         directions: how a sketch combines the values of its random directions. "mean" and "largest"
             are taken over directions, "spectrum" is replaced by what Lanczos finds, "same" does not
             depend on the direction.
-        shards: how probes of shares of the samples are put together.
-        missing: the value where a pass did not measure the column: a number for every sample, the
-            name of another column of the same owner, None, UNKNOWN_VALUES or REQUIRED.
+        shards: how the values of several shards of the samples are combined.
+        missing: the value if a pass did not measure the column: a number for every sample, the name
+            of another column of the same owner, None, UNKNOWN_VALUES or REQUIRED.
         samples: whether there is one value per sample.
         absent: the value of samples that do not have the layer. It adds nothing to a sum: 0 for
-            sums of squares and singular values, inf for what divides.
+            sums of squares and singular values, inf for divisors.
     """
 
     directions: OverDirections = "same"
@@ -57,7 +57,7 @@ class Column:
 
 
 def declared(owner: Any) -> dict[str, Column]:
-    """The declared columns of a dataclass, by the name of their field."""
+    """Return the declared columns of a dataclass, by the name of their field."""
     return {f.name: f.metadata["column"] for f in fields(owner) if "column" in f.metadata}
 
 
@@ -77,7 +77,7 @@ def over_shards(how: OverShards) -> dict[str, Column]:
 
 @dataclass(frozen=True)
 class InputProbe:
-    """The network as seen from its input."""
+    """Derivatives with respect to the network's input."""
 
     # of A = df/dx, descending
     singular: Float[Array, "n r"] = field(metadata=column("spectrum", UNKNOWN_VALUES))
@@ -94,31 +94,31 @@ class InputProbe:
 class LayerProbe:
     """One slot: a linear map, and the k-th use of its weight by a sample.
 
-    A layer may be used by a part of the samples, and its weight may differ from sample to sample
-    (``docs/theory.md`` section 11). Columns of samples that do not use it hold neutral values: 0,
-    and inf where the column divides (``x_norm``, ``patch_min``, ``patch_rank``).
+    Some samples may not use the layer, and its weight may differ from sample to sample
+    (``docs/theory.md`` section 11). Samples that do not use it have neutral values: 0, and inf in
+    columns that are divisors (``x_norm``, ``patch_min``, ``patch_rank``).
     """
 
     name: str
     kind: str
-    weight: str | None  # the parameter that is the weight; None where the weight is computed
+    weight: str | None  # the parameter that is the weight; None if the weight is computed
     bias: str | None
     has_bias: bool
     # the bias is a trainable parameter used once, so that grad_b f = sum_p J_p
     bias_counts: bool = field(metadata=over_shards("all"))
-    positions: int = field(metadata=over_shards("largest"))  # the most that a sample has
+    positions: int = field(metadata=over_shards("largest"))  # largest number of a sample
     groups: int
     in_features: int
     out_features: int
-    M: int = field(metadata=over_shards("largest"))  # entries of x^l, the most that a sample has
+    M: int = field(metadata=over_shards("largest"))  # most entries of x^l of a sample
     reads_input: bool = field(
         metadata=over_shards("all")
     )  # x^l is the network's input, up to a reshape
-    norms: WeightNorms  # the largest of each where samples use different weights
+    norms: WeightNorms  # the largest of each if samples use different weights
     norm: float  # the one chosen by weight_norm
-    # how often one input entry occurs over all patches, at most
+    # largest number of patches with one input entry
     kappa: int = field(metadata=over_shards("largest"))
-    fewest: int = field(metadata=over_shards("smallest"))  # the same, at least
+    fewest: int = field(metadata=over_shards("smallest"))  # smallest such number
     is_output: bool = field(metadata=over_shards("all"))  # the layer's output is f, up to a reshape
     x_norm: Float[Array, " n"] = field(metadata=column(absent=np.inf))
     # min_p ||u_p||^2
@@ -165,22 +165,22 @@ class LayerProbe:
 
 @dataclass(frozen=True)
 class FirstLayerProbe:
-    """What only the layer that reads the network's input is asked for (Eqs. 36, 37, 44)."""
+    """Sums of the layer that reads the network's input (Eqs. 36, 37, 44)."""
 
-    weight: Float[Array, "g o i"] | None  # None where samples have different first layers
+    weight: Float[Array, "g o i"] | None  # None if samples have different first layers
     # sum_j ||sum_p u_pj (J_p W)_j||^2
     invariant: Float[Array, " n"] = field(metadata=column("mean", np.nan))
     # mean_i ||df/dW_kj||^2, of a dense layer
     curvature: Float[Array, "o i"] | None = field(default=None, metadata=over_shards("mean"))
     # mean_i ||A_i[:, j]||^2 x_ik^2, of a dense layer
     crossed: Float[Array, "M M"] | None = field(default=None, metadata=over_shards("mean"))
-    # the number of each sample's first layer among ``Probe.layers``; -1 where it has none
+    # index of each sample's first layer in ``Probe.layers``, or -1
     slot: Int[Array, " n"] | None = field(default=None, metadata=column(missing=None, absent=-1.0))
 
 
 @dataclass(frozen=True)
 class ParameterProbe:
-    """One parameter's share of the sharpness, and how it was found.
+    """One parameter's share of the sharpness, and how it was computed.
 
     ``path``: "layer" (weight of a measured layer), "rule" (one copy per sample), "slow" (samples
     one at a time), "frozen" (no part of S) or "unused" (the output does not depend on it).
@@ -196,21 +196,21 @@ class ParameterProbe:
 
 @dataclass(frozen=True)
 class Sketch:
-    """What was estimated: sums of squares from random output directions, spectra by Lanczos.
+    """The estimates of a sketch: sums of squares from random directions, spectra by Lanczos.
 
-    Singular values beyond the top few are NaN, and so is what needs them; ranks are -1.
+    Singular values beyond the top few are NaN, and so are quantities that need them; ranks are -1.
     """
 
-    directions: int  # per sample, at least
+    directions: int  # smallest number per sample
     seed: int
     errors: dict[str, float]  # standard error of each quantity that is a mean over directions
-    layer_errors: list[dict[str, float]]  # the same, of each layer's columns
+    layer_errors: list[dict[str, float]]  # standard errors of each layer's columns
     converged: bool  # whether every largest singular value met the tolerance
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What one pass over n samples saw."""
+    """The numbers of one pass over n samples."""
 
     n: int
     N: int
@@ -224,14 +224,14 @@ class Probe:
     chunk: int
     notes: list[str] = field(default_factory=list)
     sketch: Sketch | None = None
-    inputs: list[str] = field(default_factory=list)  # arguments that a derivative was taken by
+    inputs: list[str] = field(default_factory=list)  # arguments that derivatives are about
     # parameters that multiply a tensor without being the weight of a measured layer
     unmeasured: list[str] = field(default_factory=list)
-    chain: Chain | None = None  # layers and Lipschitz maps from input to output; None: not looked
+    chain: Chain | None = None  # layers and Lipschitz maps from input to output; None: unknown
     asked: tuple[str, ...] | None = None  # names of ``passes.needs``; None: everything
 
     def merge(self, *others: Probe) -> Probe:
-        """Return one probe of all samples, from probes of shares of them, in their order."""
+        """Return one probe of all samples from probes of several shards, in their order."""
         return merge(self, *others)
 
     def with_notes(self, *notes: str) -> Probe:
@@ -240,7 +240,7 @@ class Probe:
 
     @property
     def why_not_every_layer(self) -> str | None:
-        """Which linear maps are missing from a sum over all layers, if any."""
+        """A sentence on the linear maps that are missing from a sum over all layers, or None."""
         if not self.unmeasured:
             return None
         alone = len(self.unmeasured) == 1
@@ -252,7 +252,7 @@ class Probe:
 
 
 def merge(*probes: Probe) -> Probe:
-    """Put probes of shares of the samples together: what one probe of all samples would be.
+    """Join probes of several shards of the samples into one probe of all samples.
 
     Args:
         probes: probes of one network, by one method.
@@ -288,7 +288,7 @@ def merge(*probes: Probe) -> Probe:
 
 
 def _joined_chain(chains: list[Chain | None]) -> Chain | None:
-    """Return the chain of all samples; None where some share was not looked at."""
+    """Return the chain of all samples; None if the chain of some shard is unknown."""
     total = chains[0]
     for chain in chains[1:]:
         total = None if total is None or chain is None else total.joined(chain)
@@ -326,7 +326,7 @@ def _named(p: Probe, name: str) -> LayerProbe | None:
 
 
 def _joined_layer(shards: list[LayerProbe | None], n: np.ndarray) -> LayerProbe:
-    """Join one layer; a share of the samples may be without it."""
+    """Join one layer; some shards may not have it."""
     having = [q for q in shards if q is not None]
     start = having[0]
     largest = WeightNorms.largest(q.norms for q in having)
@@ -344,7 +344,7 @@ def _joined_layer(shards: list[LayerProbe | None], n: np.ndarray) -> LayerProbe:
 
 
 def _spread(q: LayerProbe, norms: bool, entries: bool) -> LayerProbe:
-    """Write down for each sample what was one number for all samples."""
+    """Expand numbers for all samples to one value per sample."""
     k = len(q.x_norm)
     changes: dict[str, Any] = {} if q.used is not None else {"used": np.ones(k)}
     if norms and q.norm_i is None:
@@ -357,51 +357,50 @@ def _spread(q: LayerProbe, norms: bool, entries: bool) -> LayerProbe:
 
 
 def _without(q: LayerProbe, samples: int) -> LayerProbe:
-    """The same layer for samples that do not use it."""
+    """Return the layer with neutral values for samples that do not use it."""
     changes: dict[str, Any] = {}
     for name, how in declared(q).items():
         values = getattr(q, name)
         if how.samples and values is not None:
-            whole = np.full((samples, *values.shape[1:]), how.absent)
-            changes[name] = whole.astype(values.dtype)
+            neutral = np.full((samples, *values.shape[1:]), how.absent)
+            changes[name] = neutral.astype(values.dtype)
     return replace(q, **changes)
 
 
 def _widened(q: LayerProbe, width: int) -> LayerProbe:
-    """The same layer with room for ``width`` singular values; those that do not exist are 0."""
-    more = ((0, 0), (0, width - q.singular.shape[1]))
-    return replace(
-        q, singular=np.pad(q.singular, more), singular_through=np.pad(q.singular_through, more)
-    )
+    """Return the layer padded to ``width`` singular values with zeros."""
+    padding = ((0, 0), (0, width - q.singular.shape[1]))
+    total, through = (np.pad(values, padding) for values in (q.singular, q.singular_through))
+    return replace(q, singular=total, singular_through=through)
 
 
 def _joined_first(
     probes: tuple[Probe, ...], names: list[str], n: np.ndarray
 ) -> FirstLayerProbe | None:
-    """Join what is known of the first layers; sums are of one weight for all samples."""
+    """Join the sums of the first layers; they need one weight for all samples."""
     if all(p.first is None for p in probes):
         return None
     shards = []
     for p in probes:
-        nothing = FirstLayerProbe(None, np.zeros(p.n), slot=np.full(p.n, -1))
-        shard = nothing if p.first is None else p.first
+        no_first_layer = FirstLayerProbe(None, np.zeros(p.n), slot=np.full(p.n, -1))
+        shard = no_first_layer if p.first is None else p.first
         if shard.slot is not None:
             numbers = np.array([*(names.index(q.name) for q in p.layers), -1])
             shard = replace(shard, slot=numbers[shard.slot])
         shards.append(shard)
     start = shards[0]
     slots = {tuple(sorted(set([] if q.slot is None else q.slot.tolist()))) for q in shards}
-    same = len(slots) == 1 and all(
+    one_weight = len(slots) == 1 and all(
         q.weight is not None and start.weight is not None and np.array_equal(q.weight, start.weight)
         for q in shards
     )
-    if not same:
+    if not one_weight:
         shards = [replace(q, weight=None, curvature=None, crossed=None) for q in shards]
     return _joined(shards, n)
 
 
 def _joined(shards: list[T], n: np.ndarray) -> T:
-    """Join one part of a probe from the same part of each shard."""
+    """Join one component of a probe from all shards."""
     changes: dict[str, Any] = {}
     for name, how in declared(shards[0]).items():
         values = [getattr(shard, name) for shard in shards]
@@ -431,7 +430,7 @@ def _joined_sketch(probes: tuple[Probe, ...], names: list[str], n: np.ndarray) -
         terms = list(zip(samples, errors, strict=True))
         return {
             name: float(np.sqrt(sum((k / total * e.get(name, 0.0)) ** 2 for k, e in terms)))
-            for name in dict.fromkeys(name for e in errors for name in e)  # shares may differ
+            for name in dict.fromkeys(name for e in errors for name in e)  # shards may differ
         }
 
     by_layer: dict[str, list[tuple[dict[str, float], float]]] = {name: [] for name in names}

@@ -23,9 +23,9 @@ BLOCK_TO_FREE_BYTES = 30 << 20
 
 # -- chunks of samples ---------------------------------------------------------------------------
 
-CHUNK_BYTES = 128 << 20  # working memory of one chunk by default: more is slower, not faster
-SHARPNESS_CHUNK_BYTES = 48 << 20  # the same for sharpness alone, which keeps less
-FEWEST_SAMPLES, SHARPNESS_FEWEST_SAMPLES = 8, 5  # of a chunk, if they fit MOST_CHUNK_BYTES
+CHUNK_BYTES = 128 << 20  # default working memory of one chunk; more is slower
+SHARPNESS_CHUNK_BYTES = 48 << 20  # default working memory of one chunk for sharpness alone
+FEWEST_SAMPLES, SHARPNESS_FEWEST_SAMPLES = 8, 5  # per chunk, if they fit MOST_CHUNK_BYTES
 MOST_CHUNK_BYTES = 1 << 28
 MOST_SAMPLES, SHARPNESS_MOST_SAMPLES = 100, 256  # dense products of 200 to 400 rows are fastest
 # Where memory allows fewer samples than this, sharpness alone keeps fewer rows at a time instead.
@@ -35,20 +35,20 @@ PRODUCTS_AT_ONCE = 10  # of sharpness alone: rows kept together; more take memor
 # -- batched vector-Jacobian products ------------------------------------------------------------
 
 # A dense network with at least MANY_PRODUCTS outputs and at most FEW_SAMPLES samples is asked for
-# products in batches of BATCHED_ROWS rows. Fewer products do not pay for what torch imports at the
-# first batched call (0.3 s).
+# products in batches of BATCHED_ROWS rows. For fewer products the imports of torch at the first
+# batched call (0.3 s) take longer than they save.
 MANY_PRODUCTS, FEW_SAMPLES, BATCHED_ROWS = 64, 32, 256
 
 # -- exact or sketched ---------------------------------------------------------------------------
 
-ALWAYS_EXACT = 64  # as many products are never worth estimating
-# Above this many pairs of outputs (10,000 outputs) no narrow head is used by choice: its exact pass
-# would hold one number for each pair.
+ALWAYS_EXACT = 64  # up to this many products the exact pass is always run
+# Above this many pairs of outputs (10,000 outputs) "auto" does not use a narrow head, because its
+# exact pass holds one number for each pair.
 MOST_PAIRS_OF_OUTPUTS = 10**8
 TIMES_DEARER = 4  # an exact pass may cost this many times a sketch before the sketch is chosen
-SKETCH_ROWS = 4  # a second derivative keeps as much memory as this many rows of all layers
+SKETCH_ROWS = 4  # a second derivative takes the memory of this many rows of all layers
 LAYER_PRODUCTS = 5  # cost of a layer's Lanczos and moments, in products with all their algebra
-SPECTRA_DOUBLE = 1000  # products at which the spectra cost as much as the products themselves
+SPECTRA_DOUBLE = 1000  # number of products at which spectra cost as much as the products
 
 # -- half precision ------------------------------------------------------------------------------
 

@@ -53,6 +53,6 @@ def test_a_folder_option_refuses_a_file_and_files_that_are_no_files(tmp_path):
     with pytest.raises(FlatlensError, match="not a folder"):
         check_output_folder(tmp_path / "file")
     (tmp_path / "demo.png").mkdir()
-    with pytest.raises(FlatlensError, match=r"demo.png is no regular file"):
+    with pytest.raises(FlatlensError, match=r"demo.png is not a regular file"):
         check_output_folder(tmp_path, ["demo.png"])
     check_output_folder(tmp_path / "new", ["demo.png"])

@@ -177,7 +177,7 @@ def test_tokens_as_integers():
     e = hessian_trace(case.model, case.x, y, loss="cross_entropy", directions=ALL)
     expected = blocks(*full_hessian(case, y, "cross_entropy")[:2])
     assert e.per_layer == pytest.approx(expected, rel=RTOL)
-    with pytest.raises(FlatlensError, match="of integers"):
+    with pytest.raises(FlatlensError, match="holds integers"):
         input_sensitivity_ascent(case.model, case.x)
 
 
@@ -359,7 +359,7 @@ def test_rtol_of_the_sampled_value_is_met():
         (adaptive_sharpness_sampled, {"perturbations": 5}),
     ],
 )
-def test_a_limit_that_stops_the_work_is_told(estimate, options):
+def test_a_limit_that_stops_the_work_is_reported(estimate, options):
     case, y = tanh_net()
     e = estimate(case.model, case.x, y, rtol=1e-6, limit=20, **options)
     assert not e.converged

@@ -730,15 +730,18 @@ def test_telescoped_chain_with_a_frozen_layer_is_an_observation():
 
 NO_CHAIN = {
     "no skip": (mlp, "0 has no identity skip to the next layer"),
-    "one layer": (lambda: nn.Linear(3, 2), "no chain"),
-    "last not linear": (lambda: nn.Sequential(chain(1), nn.Tanh()), "out is no linear last layer"),
+    "one layer": (lambda: nn.Linear(3, 2), "not a chain"),
+    "last not linear": (
+        lambda: nn.Sequential(chain(1), nn.Tanh()),
+        "out is not a linear last layer",
+    ),
     "scaled skip": (
         lambda: Net(
             lambda s, x: s.b(2 * x + torch.tanh(s.a(x))), a=nn.Linear(3, 3), b=nn.Linear(3, 2)
         ),
         "a has no identity skip to the next layer",
     ),
-    "not at the input": (lambda: nn.Sequential(nn.Tanh(), chain(1)), "no chain"),
+    "not at the input": (lambda: nn.Sequential(nn.Tanh(), chain(1)), "not a chain"),
 }
 
 

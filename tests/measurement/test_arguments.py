@@ -59,7 +59,7 @@ TARGETS = {
     "NaN": (torch.tensor([[0.0, 1.0], [0.0, float("nan")], [0.0, 1.0], [0.0, 1.0]]), "sample 1"),
     "infinite": (np.array([[0.0, 1.0]] * 3 + [[np.inf, 0.0]]), "sample 3"),
     "complex": (torch.zeros(4, 2, dtype=torch.complex64), "y is complex"),
-    "words": (["a", "b", "c", "d"], "y is no tensor of targets"),
+    "words": (["a", "b", "c", "d"], "y is not a tensor of targets"),
     "one NaN": (float("nan"), "not finite"),
     "one number": (3, "y is a single number"),
     "sparse": (torch.ones(4, 2).to_sparse(), "y is a sparse tensor"),

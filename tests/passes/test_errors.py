@@ -296,7 +296,7 @@ def test_an_input_without_a_derivative_is_said():
 
     m = fl.measure(Detached(3, 2), torch.ones(2, 3))
     assert m["mls"] == 0
-    assert any("no derivative by the input" in note for note in m.probe.notes)
+    assert any("no derivative with respect to the input" in note for note in m.probe.notes)
 
 
 def test_complex_numbers_inside_are_refused():

@@ -367,7 +367,7 @@ def test_errors_above_the_tolerance_are_flagged(monkeypatch):
     case = NETWORKS["differentiable_once"]()
     p, exact = sketched(case, tolerance=1e-9), truth(case)
     assert not p.sketch.converged
-    assert any("largest singular values are lower ends" in note for note in p.notes)
+    assert any("largest singular values are lower bounds" in note for note in p.notes)
     assert_covers(p, exact, 1e-3)
     assert fl.mls(p) <= exact["mls"] * (1 + 1e-12)
 

@@ -207,7 +207,7 @@ class Inverse(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_an_operation_that_does_not_know_the_precision_is_told_with_the_advice(dtype):
+def test_an_operation_that_does_not_know_the_precision_is_reported_with_the_advice(dtype):
     net = nn.Sequential(nn.Linear(3, 4), Inverse()).to(dtype)
     with pytest.raises(fl.FlatlensError, match=r"does not run in b?float16 here.*\"wide\""):
         fl.measure(net, torch.randn(2, 3), precision="model")
@@ -280,7 +280,7 @@ def test_a_tracker_takes_it():
     assert tracker(0).probe.dtype == torch.bfloat16
 
 
-def test_measurements_of_two_precisions_are_told_apart():
+def test_measurements_of_two_precisions_are_distinguished():
     own, wide = in_both(mlp().bfloat16(), torch.randn(3, 6))
     assert "dtype" in str(fl.compare({"own": own, "wide": wide}))
 

@@ -377,7 +377,7 @@ def test_rtol_that_is_met_at_once_adds_nothing():
     assert p.sketch.directions == 8
 
 
-def test_a_limit_that_stops_is_told(monkeypatch):
+def test_a_limit_that_stops_is_reported(monkeypatch):
     monkeypatch.setattr("flatlens.passes.sketch.MAX_DIRECTIONS", 20)
     case = NETWORKS["wide"]()
     p = fl.sketch(case.model, case.x, directions=6, rtol=0.015, top=1, tolerance=10.0)
@@ -579,7 +579,7 @@ def test_default_attention_kernels_have_no_second_derivative_and_are_no_obstacle
     assert abs(value - fl.sharpness(exact)) < t.ppf(1 - 0.5e-4, 3) * error
 
 
-def test_a_missing_second_derivative_is_told():
+def test_a_missing_second_derivative_is_reported():
     case = NETWORKS["differentiable_once"]()
     exact, p = four_directions(case.x, case.model)
     assert any("no second derivative" in note for note in p.notes)
@@ -614,7 +614,7 @@ def test_unconverged_is_flagged_and_noted(monkeypatch):
     (note,) = m.probe.notes
     assert "did not meet tolerance=" in note
     assert "in 3 steps" in note
-    assert "lower ends" in str(m)
+    assert "lower bounds" in str(m)
     exact = fl.probe(model, x)
     assert (m.probe.input.singular[:, 0] <= exact.input.singular[:, 0] * (1 + 1e-9)).all()
     assert np.isnan(m.probe.input.singular[:, 1:]).all()  # what is not known is not given

@@ -537,7 +537,7 @@ def text_file(folder):
         (None, ["runs", "--measure"], "has no checkpoint.safetensors to measure"),
         (None, ["runs", "--measurements", "m.json"], "Cannot read a measurement from m.json"),
         (no_measurement, ["runs", "--measurements", "m.json"], "not what flatlens measure --json"),
-        (broken_claims, ["."], "is no table of claims"),
+        (broken_claims, ["."], "is not a table of claims"),
     ],
 )  # fmt: skip
 def test_errors_are_one_sentence(
@@ -560,7 +560,7 @@ def test_errors_are_one_sentence(
     assert not (tmp_path / "report.html").exists()
 
 
-def test_an_absent_plotly_is_told_first(tmp_path, monkeypatch):
+def test_an_absent_plotly_is_reported_first(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
     with pytest.raises(FlatlensError, match=r"pip install flatlens\[report\]"):
         report(tmp_path / "nowhere", tmp_path / "r.html")

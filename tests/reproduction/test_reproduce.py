@@ -294,7 +294,7 @@ def test_a_second_call_trains_nothing(smoke, monkeypatch):
     assert after == before
 
 
-def test_runs_that_fail_are_told_and_the_others_drawn(smoke, monkeypatch):
+def test_runs_that_fail_are_reported_and_the_others_drawn(smoke, monkeypatch):
     out, _, _ = smoke
 
     def fail(*_, **options):
@@ -314,7 +314,7 @@ def copied(smoke, folder):
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_a_damaged_run_is_told_and_the_others_drawn(smoke, tmp_path, monkeypatch, train):
+def test_a_damaged_run_is_reported_and_the_others_drawn(smoke, tmp_path, monkeypatch, train):
     first, *rest = copied(smoke, tmp_path)
     first.write_text("{\n" + first.read_text())
     figures = catch(monkeypatch)
@@ -396,7 +396,7 @@ def test_bad_input_is_one_sentence(arguments, reason, capsys, tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_data_that_are_not_there_are_told_once(tmp_path, monkeypatch):
+def test_data_that_are_not_there_are_reported_once(tmp_path, monkeypatch):
     monkeypatch.setenv("FLATLENS_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(FlatlensError, match="fashion-mnist"):

@@ -2,9 +2,14 @@
 
     python tests/robustness/fuzz.py --cases 1000
 
-A case is bad if a command prints a traceback, ends in an error that nobody thought of (exit code 1
-with the hint to see the traceback), prints more than one sentence of an error, or takes longer than
-10 seconds of processor time or a minute in all. The table at the end has one row per kind of case.
+A case is bad if a command does one of these:
+
+- it prints a traceback;
+- it ends with an unexpected error (exit code 1, with the hint to see the traceback);
+- it prints more than one sentence of an error;
+- it takes longer than 10 seconds of processor time, or a minute of wall time.
+
+The table at the end has one row per kind of case.
 """
 
 from __future__ import annotations
@@ -43,7 +48,7 @@ from flatlens.workers.engine import Engine  # noqa: E402
 
 SECONDS = 10  # of processor time that a case may take
 WALL = 60  # seconds that a case may take on a machine that is busy
-HINT = "to see the traceback"  # of an error that nobody thought of
+HINT = "to see the traceback"  # part of the message of an unexpected error
 TINY = {
     "model_options": {"widths": [64, 4, 10]}, "steps": 2, "measure": "end", "samples": 2,
     "train_size": 8, "evaluate": 4, "quantities": ["sharpness"], "checkpoint_every": 1,
@@ -60,7 +65,7 @@ COMMANDS = {
     "report": ["stored"],
     "zoo": ["--models", "no_such_model", "--out", "zoo"],
 }
-# Options whose good values start work that is no subject here.
+# Options whose good values start long work.
 LEFT_OUT = {"--engine", "--address", "--list", "--help", "--version", "--steps", "--threads"}
 
 # -- values ----------------------------------------------------------------------------------

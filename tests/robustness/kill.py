@@ -159,7 +159,7 @@ def environment(folder: Path, case: str) -> dict[str, str]:
 
 
 def start(command: Command, folder: Path, case: str, cold: bool) -> Process:
-    """Start a command in a process group of its own; its output goes into files.
+    """Start a command in its own process group; its output goes into files.
 
     Args:
         command: what to start.
@@ -197,7 +197,7 @@ def start(command: Command, folder: Path, case: str, cold: bool) -> Process:
 
 
 def prepare_fork(folder: Path, case: str) -> None:
-    """Make a forked process what a new one would be."""
+    """Reset a forked process to the state of a new one."""
     os.setsid()
     os.chdir(folder)
     os.environ.update(environment(folder, case))
@@ -257,7 +257,7 @@ def workers(driver: int) -> list[psutil.Process]:
 
 
 def strike(process: Process, target: str, name: str, draw: random.Random) -> str:
-    """Send the signal, and return who got it: a worker may not be there yet, or no longer."""
+    """Send the signal and return who got it, because a worker may not exist yet or any more."""
     number = getattr(signal, name)
     with contextlib.suppress(ProcessLookupError, psutil.Error):
         there = workers(process.pid) if target == "worker" else []
@@ -363,7 +363,7 @@ def kill_once(
 
 
 class SlowFiles(SimpleHTTPRequestHandler):
-    """Give files slowly, so that a download lasts long enough to be killed."""
+    """Serve files slowly, so that a download lasts long enough to be killed."""
 
     def log_message(self, *_: object) -> None:
         pass
@@ -377,7 +377,7 @@ class SlowFiles(SimpleHTTPRequestHandler):
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """Serve a folder on this machine and give its address."""
+    """Serve a folder on this machine and yield its address."""
     handler = functools.partial(SlowFiles, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True

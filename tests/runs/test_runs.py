@@ -643,7 +643,7 @@ def test_read_runs_while_they_are_written(tmp_path):
     assert list(read_runs(tmp_path / "a").run) == ["."]
 
 
-def test_damaged_runs_may_be_left_out_and_told(tmp_path):
+def test_damaged_runs_may_be_left_out_and_reported(tmp_path):
     for name in ("good", "bad"):
         filled(tmp_path / name)
     (tmp_path / "bad" / "config.json").write_text("{")

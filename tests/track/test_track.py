@@ -469,11 +469,11 @@ from flatlens.track.sinks import CSV
 makers = {
     "every(1.5) has no steps": lambda: fl.every(1.5),
     "log_spaced(0.5) has no steps": lambda: fl.log_spaced(0.5),
-    "when=5 is no schedule": lambda: fl.Tracker(t.network(), t.x, when=5),
-    "when=[5] is no schedule": lambda: fl.Tracker(t.network(), t.x, when=[5]),
-    "is no list of sinks": lambda: fl.Tracker(t.network(), t.x, sinks=CSV("a.csv")),
-    "sinks=['a.csv'] is no list of sinks": lambda: fl.Tracker(t.network(), t.x, sinks=["a.csv"]),
-    "sinks=5 is no list of sinks": lambda: fl.Tracker(t.network(), t.x, sinks=5),
+    "when=5 is not a schedule": lambda: fl.Tracker(t.network(), t.x, when=5),
+    "when=[5] is not a schedule": lambda: fl.Tracker(t.network(), t.x, when=[5]),
+    "is not a list of sinks": lambda: fl.Tracker(t.network(), t.x, sinks=CSV("a.csv")),
+    "sinks=['a.csv'] is not a list of sinks": lambda: fl.Tracker(t.network(), t.x, sinks=["a.csv"]),
+    "sinks=5 is not a list of sinks": lambda: fl.Tracker(t.network(), t.x, sinks=5),
 }
 for told, make in makers.items():
     try:

@@ -122,7 +122,7 @@ def test_what_cannot_be_loaded_is_one_sentence(folder, tmp_path, prepare, words)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("length=0", "no number of tokens"),
+        ("length=0", "not a number of tokens"),
         ("length=400", "two sequences"),
         ("tokenizer=./no", "tokenizer"),
     ],

@@ -208,13 +208,13 @@ def test_a_module_itself_is_copied_with_its_weights(nets):
         ("nets:disk", r"OSError: disk trouble \(.*nets.py, line 20\)\."),
     ],
 )
-def test_what_a_factory_raises_is_told_in_one_sentence(nets, name, told):
+def test_what_a_factory_raises_is_reported_in_one_sentence(nets, name, told):
     with pytest.raises((RuntimeError, ValueError, OSError)) as caught:
         models.build(name)
     assert not isinstance(caught.value, FlatlensError)  # a sweep tries such a run again
-    assert re.search(f"{told}$", caught.value.told)
-    assert "\n" not in caught.value.told
-    assert len(caught.value.told) < 400 + len(str(nets))
+    assert re.search(f"{told}$", caught.value.sentence)
+    assert "\n" not in caught.value.sentence
+    assert len(caught.value.sentence) < 400 + len(str(nets))
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,7 @@ def test_outputs_that_do_not_depend_on_the_input_have_no_sensitivity():
 
 def test_bad_input_is_refused_in_one_sentence():
     net = nn.Linear(2, 1)
-    with pytest.raises(FlatlensError, match="no derivative by it"):
+    with pytest.raises(FlatlensError, match="no derivative with respect to it"):
         sensitivity_penalty(nn.Embedding(3, 2), torch.ones(2, dtype=torch.long))
     with pytest.raises(FlatlensError, match="first dimension must be the samples"):
         sharpness_penalty(

@@ -234,10 +234,10 @@ def test_a_model_that_timm_has_not_is_refused_in_one_sentence(name, told):
         models.build(name)
 
 
-def test_an_option_that_timm_has_not_is_told():
+def test_an_option_that_timm_has_not_is_reported():
     with pytest.raises(TypeError) as caught:
         models.build("timm:test_vit", width=3)
-    assert "'timm:test_vit': TypeError: VisionTransformer.__init__()" in caught.value.told
+    assert "'timm:test_vit': TypeError: VisionTransformer.__init__()" in caught.value.sentence
 
 
 def test_a_model_of_timm_is_measured(tmp_path, capsys):
@@ -338,7 +338,7 @@ def test_out_of_memory_takes_fewer_images_at_a_time(settings, tmp_path, monkeypa
     assert fits or "Memory is too short for test_vit, even for one image" in outcome.error
 
 
-def test_bad_images_are_told_before_anything_runs(tmp_path):
+def test_bad_images_are_reported_before_anything_runs(tmp_path):
     with pytest.raises(FlatlensError, match="is not a folder"):
         zoo(["test_vit"], Zoo(str(tmp_path / "none"), 2, "random"), out=tmp_path)
     with pytest.raises(FlatlensError, match=r"2 images were asked for, but .* has only 0"):

@@ -145,7 +145,7 @@ def test_weights_of_several_origins_share_a_folder(settings, out, tmp_path):
 
 def test_a_folder_of_other_runs_is_refused(settings, out, nothing_runs):
     Run.open(out / "mlp", {"lr": 0.1, "model": "mlp"}).close()
-    with pytest.raises(FlatlensError, match="mlp is no run of a zoo"):
+    with pytest.raises(FlatlensError, match="mlp is not a run of a zoo"):
         zoo(["test_vit"], settings, out=out)
 
 
@@ -200,7 +200,7 @@ def test_a_limit_that_drops_everything_is_refused(max_se):
 # --- what is dropped
 
 
-def test_a_model_that_did_not_converge_is_dropped_and_told(settings, out, capsys, nothing_runs):
+def test_a_model_that_did_not_converge_is_dropped_and_reported(settings, out, capsys, nothing_runs):
     models = ["test_vit", "test_vit2", "test_vit3", "test_efficientnet"]
     for k, model in enumerate(models):
         done(out, settings, model, adaptive_sharpness=1.0 + k / 10, spectra_converged=k != 1)

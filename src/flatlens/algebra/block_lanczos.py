@@ -18,7 +18,7 @@ from torch import Tensor
 from flatlens.algebra.lanczos import Krylov, Product, random_vector
 
 Array = np.ndarray
-BLOCK = 8  # start vectors: an eigenvalue is found as often as it occurs, up to so many times
+BLOCK = 8  # start vectors; a repeated eigenvalue is found up to BLOCK times
 
 
 class TopEigenvalues(NamedTuple):
@@ -42,8 +42,8 @@ def top_eigenvalues(
 ) -> TopEigenvalues:
     """Find the ``top`` largest eigenvalues of a symmetric operator.
 
-    Some eigenvalue lies within each residual ||A v - theta v|| of its value. That no larger one was
-    missed is as sure as that random start vectors have a part along every eigenvector.
+    Some eigenvalue lies within each residual ||A v - theta v|| of its value. A larger one is missed
+    only if the random start vectors have no part along its eigenvector.
 
     Args:
         product: rows [1, n] -> rows A v.
@@ -128,8 +128,9 @@ def spectral_density(
 ) -> SpectralDensity:
     """Estimate the density of the eigenvalues beyond the known ones.
 
-    A random vector z of signs, made orthogonal to the known eigenvectors, has z^T p(A) z = the sum
-    of p over the other eigenvalues on average. Lanczos from z turns this into nodes and weights.
+    Draw a vector z of random signs and make it orthogonal to the known eigenvectors. On average z^T
+    p(A) z is the sum of p over the other eigenvalues. Lanczos from z turns this into nodes and
+    weights.
 
     Args:
         product: rows [1, n] -> rows A v.

@@ -1,14 +1,15 @@
-"""Memory that is reused from chunk to chunk. It serves speed alone: any fresh tensor would do.
+"""Memory that is reused from chunk to chunk, for speed alone: any fresh tensor would do.
 
-On a CPU the memory of torch comes from the C library. That of Linux returns every freed block above
-a threshold to the system, and touching it again costs page faults. The threshold grows with the
-blocks that are freed (mallopt(3), M_MMAP_THRESHOLD). One large block that is freed untouched sets
-it at once, and costs nothing. Later measurements of the paper's networks then have no page faults.
+On a CPU torch takes its memory from the C library. On Linux the C library returns every freed block
+above a threshold to the system, and touching new memory costs page faults. The threshold grows with
+the blocks that are freed (mallopt(3), M_MMAP_THRESHOLD). Allocating one large block and freeing it
+untouched raises the threshold at no cost. Later measurements of the paper's networks then have no
+page faults.
 
 The largest buffers lie above any threshold. numpy allocates them, because it asks the system for
-huge pages: the first touch of 64 MiB takes 10 ms where torch's memory takes 38 ms. Smaller buffers
-do not ask for them. Where free memory is in pieces, the system has to make huge pages first: that
-took the first measurement of the paper's LeNet 200 ms longer. Small buffers stay for the next
+huge pages. The first touch of 64 MiB then takes 10 ms; torch's memory takes 38 ms. Smaller buffers
+do without huge pages. When free memory is fragmented, the system has to make huge pages first, and
+the first measurement of the paper's LeNet took 200 ms longer. Small buffers are kept for the next
 measurement, whatever the C library does.
 """
 

@@ -1,11 +1,11 @@
 """The largest eigenvalue of a positive operator from products alone, with a proven upper end.
 
-Lanczos from a random start approaches the largest eigenvalue lambda_1 from below. What bounds it
-from above is that a random start cannot be nearly orthogonal to the eigenvector of lambda_1:
+Lanczos from a random start approaches the largest eigenvalue lambda_1 from below. The upper bound
+rests on one fact: a random start is almost never nearly orthogonal to the eigenvector of lambda_1.
 
-- A start v has the mass w = <v, u_1>^2 at lambda_1. After k steps, with the orthonormal polynomials
-  p_0, ..., p_k of the iteration, no measure with the same moments has a larger mass at a point
-  lambda than 1 / sum_j p_j(lambda)^2 (the Christoffel function). So w <= 1 / sum_j p_j(lambda_1)^2.
+- A start v has the mass w = <v, u_1>^2 at lambda_1. Let p_0, ..., p_k be the orthonormal
+  polynomials of the first k steps. No measure with the same moments has a larger mass at a point
+  lambda than the Christoffel function 1 / sum_j p_j(lambda)^2. So w <= 1 / sum_j p_j(lambda_1)^2.
 - A uniform unit vector in d dimensions has a coordinate whose density is at most sqrt(d / 2 pi).
   The masses of R independent starts therefore add up to s or less with a probability of at most
   (d s / 2)^(R/2) / Gamma(R/2 + 1).
@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-RISK = 1e-9  # probability that an upper end is none, over the random starts
+RISK = 1e-9  # probability, over the random starts, that an upper end is too small
 RUNS = 2  # independent starts; more of them cost more per step and need fewer steps
 CHECKS = (16, 8)  # the first step at which the values are looked at, and the steps between looks
 LARGE = 1e100  # a sum of squares above this leaves no mass

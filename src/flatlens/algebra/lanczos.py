@@ -1,4 +1,4 @@
-"""One Lanczos iteration for all that needs extreme eigenvalues from products alone.
+"""The Lanczos iteration that finds extreme eigenvalues from products alone.
 
 :class:`Krylov` extends a Krylov space block by block, for many operators at once. Two users read
 it: ``top_singular`` (singular values of every sample's Jacobian) and ``top_eigenvalue`` (a
@@ -99,8 +99,8 @@ def top_singular(
 ) -> Top:
     """Find the ``top`` largest singular values of b operators from v -> A A^T v on [b, n].
 
-    As many vectors start as values are wanted: from a single one, a value that occurs several times
-    (equal tokens, each with an output of its own) would be seen once.
+    The iteration starts from ``top`` vectors. From a single vector it would find a repeated value
+    only once. Values repeat, for example, where equal tokens each have an output of their own.
 
     Args:
         gram: the product with A A^T, for all operators at once.
@@ -148,7 +148,7 @@ def top_eigenvalue(
     """Find the largest eigenvalue of one symmetric operator, with the residual of its vector.
 
     With a unit vector v and theta = v^T A v, an eigenvalue lies within ||A v - theta v|| of theta.
-    That it is the largest is as sure as that a random start has a part along its vector.
+    It is the largest one unless the random start has no part along the largest one's vector.
 
     Args:
         product: rows [k, n] -> rows A v.

@@ -1,10 +1,10 @@
-"""Looks at the values of tensors: on a device each look makes the host wait for the result.
+"""Questions about the values of tensors, postponed where reading them would make the host wait.
 
-Most looks ask whether something unusual happened: a value that is not finite, squares that leave
-float32, digits that cancel. Inside :func:`postponed` such a question is not read. It is noted, and
-the code goes on as if the answer were no. At the end all questions are read at once. If the answer
-to one of them is yes, the work is done again without postponing, so that each question is read
-where it is asked.
+On a device every read of a value makes the host wait. Most reads ask whether something unusual
+happened: a value that is not finite, squares that leave float32, digits that cancel. Inside
+:func:`postponed` such a question is not read. It is noted, and the code goes on as if the answer
+were no. At the end all questions are read at once. If the answer to one of them is yes, the work is
+done again without postponing, so that each question is read where it is asked.
 
 >>> with postponed() as questions:
 ...     answer = unusual(torch.tensor(True))
@@ -58,7 +58,7 @@ def postponed() -> Iterator[Questions]:
 
 
 def unusual(flag: Bool[Tensor, ""]) -> bool:
-    """Whether something unusual happened; no while questions are postponed."""
+    """Return whether something unusual happened, or False while questions are postponed."""
     questions = _postponed.get()
     if questions is None:
         return bool(flag)

@@ -3,8 +3,8 @@
 The operator norm of a dense layer is the spectral norm of its weight. That of a convolution is the
 norm of the map from one whole image to one whole image, which depends on the image size, stride,
 padding and dilation. Small operators are decomposed exactly. Large ones take Lanczos on C^T C from
-random starts, which gives a value from below and an upper end that is proven but for a risk of 1e-9
-(``certified_norm``). The upper end is what enters a bound.
+random starts. It gives a value from below and an upper end, which fails with a probability of at
+most 1e-9 (``certified_norm``). The upper end is what enters a bound.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class WeightNorms:
         operator: norm of the map from input to output; NaN where it was not asked for.
         kernel: spectral norm of the flattened kernel.
         frobenius: Frobenius norm of the weight.
-        slack: relative width of what an iteration left open of ``operator``. The norm times
-            1 + slack is its upper end.
-        kernel_slack: the same of ``kernel``.
+        slack: relative distance from ``operator`` to its upper end, which is the norm times 1 +
+            slack.
+        kernel_slack: relative distance from ``kernel`` to its upper end.
         risk: 0 where the norms were computed in full. Where an iteration gave one, it is the
             probability, over its random starts, that the norm is larger than its upper end.
     """

@@ -2,8 +2,8 @@
 
 min over s, t of  sum_kj H_kj (s_k t_j)^2 + W_kj^2 / (4 lambda^2 (s_k t_j)^2).
 
-With a = s^2, b = t^2 each step has a closed form, a_k = sqrt(R_k / P_k) with P_k = sum_j H_kj b_j
-and R_k = sum_j W_kj^2 / (4 lambda^2 b_j). The problem is convex in (log a, log b), so the steps
+Let a = s^2 and b = t^2. Each step has a closed form, a_k = sqrt(R_k / P_k). Here P_k = sum_j H_kj
+b_j and R_k = sum_j W_kj^2 / (4 lambda^2 b_j). The problem is convex in (log a, log b), so the steps
 converge to the minimum. Rows or columns without weight or without curvature drop out.
 """
 
@@ -86,5 +86,5 @@ def _alternate(
 
 
 def _inverse(scale: Tensor) -> Tensor:
-    """Return 1 / scale, and 0 for what dropped out."""
+    """Return 1 / scale, and 0 for a row or column that dropped out."""
     return torch.where(scale > 0, 1 / scale, 0.0)

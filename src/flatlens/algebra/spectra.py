@@ -1,9 +1,9 @@
 """Singular values per sample, in float64 and with an honest rank.
 
-The N x N Gram matrix is cheap and, from float32 entries, exact to float64 rounding. It squares the
-condition: below a relative singular value of 1e-4 its digits go, and the Jacobian itself is
-decomposed there, unless the values lost are below the rank tolerance anyway. Where the squares
-themselves leave the range of float64, the Jacobian is decomposed, too.
+The N x N Gram matrix is cheap and, from float32 entries, exact to float64 rounding. But it squares
+the condition number, so it loses the digits of relative singular values below 1e-4. The Jacobian
+itself is then decomposed, unless the lost values are below the rank tolerance anyway. It is also
+decomposed where the squares leave the range of float64.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SMALLEST_GRAM, LARGEST_GRAM = 1e-280, 1e280  # traces of a Gram matrix that has 
 
 
 def rank_tolerance(dtype: torch.dtype, height: int, width: int) -> float:
-    """Singular values below this fraction of the largest count as zero.
+    """Return the fraction of the largest singular value below which a value counts as zero.
 
     In half precision eps max(n, m) may exceed 1. Rounding of all entries there changes A by at most
     eps ||A||_F in the Frobenius norm, which is at most eps sqrt(min(n, m)) of the largest value.
@@ -39,7 +39,7 @@ def rank_tolerance(dtype: torch.dtype, height: int, width: int) -> float:
 def singular_values(
     A: Float[Tensor, "b n m"], precision: torch.dtype | None = None
 ) -> tuple[Float[Tensor, "b r"], Int[Tensor, " b"]]:
-    """All min(n, m) singular values of each matrix, descending, and the rank.
+    """Return all min(n, m) singular values of each matrix, descending, and the rank.
 
     Args:
         A: the matrices.
@@ -74,7 +74,7 @@ def singular_values(
 def largest_singular_value(
     A: Float[Tensor, "b n m"],
 ) -> tuple[Float[Tensor, "b r"], Int[Tensor, " b"]]:
-    """The same with the largest singular value alone: the others are NaN and the rank is -1.
+    """Return the largest singular value of each matrix; the others are NaN and the rank is -1.
 
     The largest one has all its digits in the Gram matrix, unless its square leaves float64.
 
@@ -105,7 +105,7 @@ def _gram(A: Float[Tensor, "b n m"]) -> Float[Tensor, "b r r"]:
 
 
 def _eigenvalues(gram: Float[Tensor, "b r r"]) -> Float[Tensor, "b r"]:
-    """The eigenvalues of each Gram matrix, ascending; that of a number is the number."""
+    """The eigenvalues of each Gram matrix, ascending. A 1 x 1 matrix is its own eigenvalue."""
     return gram[:, 0] if gram.shape[1] == 1 else torch.linalg.eigvalsh(gram)
 
 

@@ -29,11 +29,11 @@ def t_quantile(freedom: int | float) -> float:
 def log_scale_error(value: float, error: float, count: int) -> float:
     """Return the standard error e for which ``value`` +- t e reaches as high as on the log scale.
 
-    A mean of squares is skewed: where it comes out low, so does its spread, and the plain interval
-    ends below the truth too often. With the relative error a = error / value the upper end of the
-    interval is taken on the log scale, value exp(t a sqrt(1 + 2 a^2)); the root is the spread of a
-    itself. In the worst case, squares of one normal variable, the plain interval of 8 values covers
-    85 % and this one 94 %; for many effective dimensions both agree.
+    A mean of squares is skewed: when the mean comes out low, so does its spread, and the plain
+    interval ends below the true value too often. With the relative error a = error / value the
+    upper end of the interval is taken on the log scale, value exp(t a sqrt(1 + 2 a^2)); the root is
+    the spread of a itself. In the worst case, squares of one normal variable, the plain interval of
+    8 values covers 85 % and this one 94 %; for many effective dimensions both agree.
 
     Args:
         value: a mean of ``count`` independent values, none of them negative.
@@ -52,7 +52,7 @@ def log_scale_error(value: float, error: float, count: int) -> float:
 
 
 def plain_rtol(rtol: float, count: int) -> float:
-    """Return the plain relative error at which `log_scale_error` is ``rtol``.
+    """Return the plain relative error for which `log_scale_error` gives ``rtol``.
 
     >>> a = plain_rtol(0.14, 30)
     >>> round(log_scale_error(1.0, a, 30), 9)

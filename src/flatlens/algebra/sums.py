@@ -1,8 +1,7 @@
 """Sums of squares over a batch that keep their digits.
 
-Float32 is enough for most of them. On a CPU one look at the sizes tells whether it is. On a device
-such a look would make the host wait for the result, so float64 is used at once
-(``looks.can_look``).
+Float32 is enough for most sums. On a CPU the code looks at the sizes to decide. On a device such a
+look would make the host wait for the result, so float64 is used at once (``looks.can_look``).
 """
 
 from __future__ import annotations

@@ -1,11 +1,18 @@
 """A trace and a top eigenvalue from products alone, with an honest error.
 
-Traces take Hutch++ (Meyer, Musco, Musco and Woodruff 2021): a sketch finds the large eigenvalues,
-whose part is exact; random signs g estimate the rest, the mean of g^T P A P g with P the projection
-off the sketch. Given the sketch these are independent and unbiased: their spread is an honest
-error. XTrace (Epperly, Tropp and Webber 2024) is 1.1 to 2 times more accurate at the same cost, but
-the error it gives is too small: on Hessians of small networks its 95 % intervals held the trace in
-79 to 94 % of 400 repeats, those of Hutch++ in 93 to 96 %.
+Traces take Hutch++ (Meyer, Musco, Musco and Woodruff 2021). A sketch finds the large eigenvalues,
+and their part of the trace is exact. Random signs g estimate the rest, the mean of g^T P A P g,
+where P projects off the sketch. Given the sketch, these values are independent and unbiased, so
+their spread is an honest error.
+
+XTrace (Epperly, Tropp and Webber 2024) is 1.1 to 2 times more accurate at the same cost, but the
+error that it gives is too small. The table shows how often 95 % intervals held the true trace of
+Hessians of small networks, in 400 repeats.
+
+| estimator | coverage of 95 % intervals |
+| --------- | -------------------------- |
+| Hutch++   | 93 to 96 %                 |
+| XTrace    | 79 to 94 %                 |
 """
 
 from __future__ import annotations
@@ -23,7 +30,7 @@ from flatlens.errors import FlatlensError
 
 VECTORS = 1 << 30  # bytes that the vectors of an estimate may take
 Array = np.ndarray
-FEWEST = 8  # terms whose scatter is believed: two or three may agree by chance
+FEWEST = 8  # fewest terms that give a standard error: two or three may agree by chance
 LIMIT = 2000  # products at most, however small rtol is
 Rows = Float[Tensor, "k P"]
 Products = Callable[[Tensor], Tensor]  # rows v -> rows A v
@@ -31,12 +38,24 @@ Products = Callable[[Tensor], Tensor]  # rows v -> rows A v
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and how well it is known.
+    """A number with its standard error.
 
-    ``se`` is its standard error, from ``dof`` + 1 independent values (a Student interval has that
-    many degrees of freedom); 0 where the number is exact up to rounding, NaN where nothing tells
-    it. ``converged`` is False where a limit stopped the work before the accuracy asked for, and
-    ``note`` says so: ``float`` then refuses, ``.value`` is still what was found.
+    ``float`` returns the value, and raises if the estimate has not converged.
+
+    Attributes:
+        value: the estimate.
+        se: its standard error. It is 0 if the value is exact up to rounding, and NaN if it is
+            unknown.
+        per_layer: the part of each parameter or layer, by name.
+        per_layer_se: the standard errors of these parts.
+        dof: degrees of freedom of a Student interval, from ``dof`` + 1 independent values.
+        passes: the cost in products with the Hessian, or in forward and backward passes.
+        converged: False if a limit stopped the work before the requested accuracy.
+        note: what the user should know, such as why the estimate has not converged.
+        residual: distance to the Gauss-Newton form (Lemmas B.1 and E.2).
+        certificate: for an eigenvalue, a distance from the value within which one lies.
+        samples: one number per sample, if the value is their mean.
+        history: pairs of passes so far and numbers per sample.
     """
 
     value: float
@@ -44,17 +63,17 @@ class Estimate:
     per_layer: dict[str, float] | None = None
     per_layer_se: dict[str, float] | None = None
     dof: int = 0
-    passes: int = 0  # what it cost: Hessian products, or forward and backward passes
+    passes: int = 0
     converged: bool = True
     note: str = ""
-    residual: float | None = None  # distance to the Gauss-Newton form (Lemmas B.1 and E.2)
-    certificate: float | None = None  # an eigenvalue lies within this of the value
-    samples: Array | None = field(default=None, repr=False)  # where the value is their mean
-    history: list[tuple[int, Array]] = field(default_factory=list, repr=False)  # passes, samples
+    residual: float | None = None
+    certificate: float | None = None
+    samples: Array | None = field(default=None, repr=False)
+    history: list[tuple[int, Array]] = field(default_factory=list, repr=False)
 
     def __float__(self) -> float:
         if not self.converged:
-            raise FlatlensError(f"{self.note}; take .value for what was found nevertheless")
+            raise FlatlensError(f"{self.note}; use .value for the estimate so far")
         return self.value
 
 
@@ -71,11 +90,25 @@ def trace(
     limit: int,
     seed: int,
 ) -> Estimate:
-    """Tr A of a symmetric A of sum(sizes) rows, and its split over the blocks named in ``sizes``.
+    """Estimate the trace of a symmetric matrix A by Hutch++, and its split over named blocks.
 
-    ``directions`` products are spent, a third each on the sketch, its exact part and the rest; with
-    ``rtol`` more on the rest until the relative standard error is met or ``limit`` is reached.
-    Where all of A costs no more than that, it is taken column by column, and the error is 0.
+    A third of the products goes to the sketch, a third to its exact part, a third to the rest.
+    Where computing all of A costs no more, A is taken column by column, and the error is 0.
+
+    Args:
+        products: rows v -> rows A v.
+        sizes: number of rows of each block of A, by name. A has sum(sizes) rows.
+        like: a tensor of the right type and device.
+        directions: number of products.
+        rtol: relative standard error to reach with further products; None takes no further ones.
+        limit: most products with ``rtol``.
+        seed: of the random signs.
+
+    Returns:
+        The trace with its standard error, and both for each block.
+
+    Raises:
+        FlatlensError: if ``directions`` is below 2 or ``rtol`` is not positive.
 
     >>> A = torch.diag(torch.arange(5.0))
     >>> e = trace(lambda V: V @ A, {"a": 2, "b": 3}, A[0], directions=9, rtol=None, limit=9, seed=0)
@@ -92,27 +125,24 @@ def trace(
     if directions >= P:
         return _column_by_column(products, sizes, like, at_once, P)
     signs = _Signs(P, like, seed)
-    k = min(directions // 3, (directions - 2) // 2, at_once)  # two at least are left for the rest
-    Q, fixed = like.new_zeros(0, P), torch.zeros(len(sizes), dtype=torch.float64, device="cpu")
-    if k > 0:
-        Q = torch.linalg.qr(products(signs(k)).mT).Q.mT
-        fixed = _split(_known(Q, products(Q)), sizes).sum(0)
-    terms, used, goal = fixed.new_zeros(0, len(sizes)), 2 * k, directions
+    k = min(directions // 3, (directions - 2) // 2, at_once)  # at least two are left for the rest
+    Q, exact_part = _sketch(products, signs, k, sizes)
+    terms, used, goal = exact_part.new_zeros(0, len(sizes)), 2 * k, directions
     while True:
         while used < goal:
             g = signs(min(goal - used, at_once))
             terms = torch.cat([terms, _split(g * _off(Q, products(_off(Q, g))), sizes)])
             used += len(g)
         m = len(terms)
-        values, errors = fixed + terms.mean(0), terms.std(0) / m**0.5
+        values, errors = exact_part + terms.mean(0), terms.std(0) / m**0.5
         value, se = float(values.sum()), float(terms.sum(1).std()) / m**0.5
-        # Rounding is an error, too, where nothing is left to chance.
+        # Where nothing is random, rounding is still an error.
         se = max(se, 4 * torch.finfo(like.dtype).eps * float(values.abs().sum()))
         target = float("inf") if rtol is None else rtol * abs(value)
         converged = se <= target and (rtol is None or m >= FEWEST)
         if converged or used >= limit:
             break
-        # So many more, were the error to fall as it should; it is looked at again on the way.
+        # Directions still needed if the error falls as 1 / sqrt(m). The loop checks it again.
         wanted = max(FEWEST - m, m * ((se / target) ** 2 - 1)) if target else float("inf")
         if min(wanted, limit - used) >= P:
             return _column_by_column(products, sizes, like, at_once, used + P)
@@ -129,6 +159,21 @@ def trace(
     )
 
 
+def _sketch(
+    products: Products, signs: _Signs, k: int, sizes: dict[str, int]
+) -> tuple[Float[Tensor, "k P"], Float[Tensor, " s"]]:
+    """Sketch A with k random vectors.
+
+    Returns:
+        An orthonormal basis of the sketch as rows Q, and its exact part of the trace by block.
+    """
+    if k == 0:
+        empty = signs.like.new_zeros(0, signs.size)
+        return empty, torch.zeros(len(sizes), dtype=torch.float64, device="cpu")
+    Q = torch.linalg.qr(products(signs(k)).mT).Q.mT
+    return Q, _split(_known(Q, products(Q)), sizes).sum(0)
+
+
 class _Signs:
     """Random rows of +1 and -1, the same on every device."""
 
@@ -137,7 +182,7 @@ class _Signs:
         self.generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, k: int) -> Rows:
-        # Eight signs a byte: to draw one by one would take longer than their products.
+        # Draw eight signs as one byte: drawing them one by one takes longer than their products.
         shape = (k, -(-self.size // 8))
         drawn = torch.randint(256, shape, generator=self.generator, dtype=torch.uint8, device="cpu")
         bits = torch.from_numpy(np.unpackbits(drawn.numpy(), axis=1, count=self.size))
@@ -145,18 +190,18 @@ class _Signs:
 
 
 def _split(terms: Rows, sizes: dict[str, int]) -> Float[Tensor, "k s"]:
-    """The sum of each row over each block, float64."""
+    """Sum each row over each block, in float64."""
     terms_by_block = terms.split(list(sizes.values()), 1)
     return torch.stack([part.sum(1, dtype=torch.float64) for part in terms_by_block], 1).cpu()
 
 
 def _off(Q: Float[Tensor, "q P"], v: Rows) -> Rows:
-    """v without its part in the rows of Q."""
+    """Return v without its part in the rows of Q."""
     return v - (v @ Q.mT) @ Q
 
 
 def _known(Q: Rows, AQ: Rows) -> Rows:
-    """Terms whose sum is the diagonal of A - P A P, P = 1 - Q^T Q.
+    """Return terms whose sum is the diagonal of A - P A P, P = 1 - Q^T Q.
 
     A - P A P = Q^T (Q A) + (A Q^T) Q - Q^T (Q A Q^T) Q, and its trace is that of Q A Q^T.
     """
@@ -182,7 +227,7 @@ def _column_by_column(
 def eigenvalue(
     products: Products, like: Tensor, size: int, *, rtol: float, max_iter: int, seed: int
 ) -> Estimate:
-    """The largest eigenvalue of a symmetric A by Lanczos, with the residual of its vector.
+    """Find the largest eigenvalue of a symmetric A by Lanczos, with the residual of its vector.
 
     The residual is the ``certificate``, which must be at most ``rtol`` |theta|.
 

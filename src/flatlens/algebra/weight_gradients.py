@@ -31,19 +31,24 @@ class WeightSums(NamedTuple):
 
 
 def weight_gradient(calls: Sequence[SharedWeight], invariant: bool = False) -> WeightSums:
-    """The sums over one weight's gradient, all outputs together (``invariant``: the third, too).
+    """Return the sums over one weight's gradient, all outputs together.
 
     Calls that share the weight have their positions put side by side first: one parameter has one
-    gradient, and adding the norms of its parts would be wrong. Three routes, by cost:
+    gradient, and adding the norms of its parts would be wrong. Three routes exist; the cheapest is
+    taken:
 
     - one position: grad = J u^T, so all follows from J^2 summed over directions;
     - few positions: ||sum_p J_p u_p^T||^2 = sum_pq <J_p, J_q> <u_p, u_q>, and the same with W^2
       between; pairs are summed over directions before W is touched, so the work does not grow
       with N. Where signed terms cancel too far, the gradient is formed after all;
     - many positions: form the gradient itself, a block of samples at a time.
+
+    Args:
+        calls: all calls of the weight, in the weight-sharing format.
+        invariant: whether the sum of Eq. 44 is computed as well.
     """
     N, T = calls[0].outputs, sum(c.T for c in calls)
-    double = any(c.u.dtype == torch.float64 for c in calls)  # a call may have gone over to it
+    double = any(c.u.dtype == torch.float64 for c in calls)  # one call may have switched to float64
     W = calls[0].W.double() if double else calls[0].W
     g, o, i = W.shape
     if T == 1 and not invariant:
@@ -68,7 +73,7 @@ Weight = Float[Tensor, "g o i"]
 
 
 def blocks(calls: Sequence[SharedWeight], block: int) -> Iterator[tuple[Rows, Patches]]:
-    """J and u of some samples at a time, the positions of all calls side by side."""
+    """Yield J and u of some samples at a time, with the positions of all calls side by side."""
     for s in range(0, calls[0].batch, block):
         J = [c.J[s : s + block] for c in calls]
         u = [c.u[s : s + block] for c in calls]
@@ -82,8 +87,10 @@ def _by_outer(call: SharedWeight, W: Weight) -> WeightSums:
 
 
 def _by_forming(J: Rows, u: Patches, W: Weight, W2: Weight, invariant: bool) -> tuple[Tensor, ...]:
-    """One sample's gradient may still be too large for the cache: inputs of W and directions go in
-    blocks too. Blocks of few inputs would read all rows for each of them: directions first."""
+    """Form the gradients in blocks of inputs and of directions, so that a block fits the cache.
+
+    A block of few inputs would read all rows of J again, so directions are split first.
+    """
     b, g, i, _ = u.shape
     o, N = W.shape[1], J.shape[2] // W.shape[1]
     sums = [torch.zeros(b, dtype=torch.float64, device=u.device) for _ in range(2 + invariant)]

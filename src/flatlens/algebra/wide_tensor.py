@@ -68,7 +68,7 @@ class WideTensor(Tensor):
             shown = WideTensor if func in VIEWS else Tensor.float
             return pytree.tree_map_only(Tensor, shown, result)
         if func is ATEN.copy_.default and not isinstance(args[0], WideTensor):
-            return func(args[0], _narrow(args[1]), *args[2:], **kwargs)  # a copy widens by itself
+            return func(args[0], _narrow(args[1]), *args[2:], **kwargs)  # it converts by itself
         if func._schema.is_mutable and any(
             isinstance(value, WideTensor) and argument.is_write
             for argument, value in zip(func._schema.arguments, args, strict=False)
@@ -90,8 +90,9 @@ class _Memory(threading.local):
 class _Scratch:
     """Widens the arguments of one operation, large ones into memory that is used again.
 
-    To ask for new memory each time costs as much as a copy of the whole model: small results are
-    allocated between two large ones, and the allocator then finds no gap for the next large one.
+    Allocating new memory each time would take as much memory as a copy of the whole model. Small
+    results are allocated between two large ones, so the allocator finds no gap for the next large
+    one.
     """
 
     memory = _Memory()
@@ -103,7 +104,7 @@ class _Scratch:
         """Return the values of ``t`` in float32."""
         values = t.half_values
         last = sum((n - 1) * step for n, step in zip(values.shape, values.stride(), strict=True))
-        dense = last + 1 == values.numel()  # neither gaps nor an entry that stands for several
+        dense = last + 1 == values.numel()  # no gaps, and no entry that is repeated (expand)
         if not dense or values.numel() < SCRATCH_ENTRIES or values.device.type != "cpu":
             return values.float()
         place, self.used, buffers = self.used, self.used + 1, self.memory.buffers
@@ -143,7 +144,7 @@ def shown_wide(t: Tensor) -> Tensor:
 
 
 def stored(t: Tensor) -> Tensor:
-    """Return the tensor that has the memory: the narrow one of a WideTensor, or ``t`` itself."""
+    """Return the tensor that owns the memory: the narrow one of a WideTensor, or ``t`` itself."""
     return t.half_values if isinstance(t, WideTensor) else t
 
 

@@ -42,13 +42,13 @@ from flatlens.analysis.statistics import (
 )
 from flatlens.errors import FlatlensError
 
-FEWEST_NETWORKS = 8  # A correlation over networks needs this many runs.
-FEWEST_SEEDS_WITHIN = 8  # Correlations within configurations need this many runs of each.
+FEWEST_NETWORKS = 8  # Fewest runs for a correlation over networks.
+FEWEST_SEEDS_WITHIN = 8  # Fewest runs of each configuration for correlations within configurations.
 SMALL_CHANGE = 0.01  # A change of a logarithm by one percent is no effect.
 SMALL_CORRELATION = 0.1
 NOTICEABLE = 0.1  # A change of a logarithm that a reader sees in a figure.
 WEAK = 0.3  # A correlation below this is weak.
-FOLLOWS = 0.5  # One curve follows another from this rank correlation over steps on.
+FOLLOWS = 0.5  # Smallest rank correlation over steps at which one curve follows another.
 TOLERANCE = 1e-4  # Relative rounding error of an inequality between float32 measurements.
 # The columns that a statistic of one run may use; tables of all columns are slow to split by run.
 CURVES = (
@@ -69,7 +69,7 @@ def left_out(good: Any) -> str:
 
 
 def guarded(part: Callable[..., Iterator[Result]]) -> Callable[..., Iterator[Result]]:
-    """Turn a part that cannot be tested into an inconclusive result that says why."""
+    """Turn a FlatlensError of a part into an inconclusive result with its reason."""
 
     @wraps(part)
     def safe(self: ClaimTests, *names: str, **rule: Any) -> Iterator[Result]:

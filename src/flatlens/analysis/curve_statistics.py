@@ -18,8 +18,8 @@ from flatlens.analysis.statistics import Array, correlation, ranks
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 SHARPNESS = "sqrt_sharpness"
-FEWEST_RECORDS = 6  # A slope or a rank correlation over steps needs this many records of a run.
-LEVEL = 0.05  # A logarithm that changes by less has levelled off.
+FEWEST_RECORDS = 6  # Fewest records of a run for a slope or a rank correlation over steps.
+LEVEL = 0.05  # Largest change of a logarithm that counts as level.
 
 
 def logarithm(df: pd.DataFrame, column: str) -> Array:
@@ -32,7 +32,7 @@ def logarithm(df: pd.DataFrame, column: str) -> Array:
 
 
 def in_phase(run: pd.DataFrame, which: str) -> Mask:
-    """Tell which records of a run are before ("early") or after ("late") its loss is near zero.
+    """Return which records are before ("early") or after ("late") the loss is near zero.
 
     Args:
         run: the records of one run.
@@ -98,7 +98,7 @@ def slowing(run: pd.DataFrame, column: str) -> float:
 
 
 def change_once_level(run: pd.DataFrame, column: str) -> float:
-    """Return the change over the second half of the late phase, or NaN if sharpness moves there."""
+    """Return the change in the second half of the late phase; NaN if sharpness is not level."""
     if not abs(late_change(run, SHARPNESS, start=0.5)) < LEVEL:
         return math.nan
     return late_change(run, column, start=0.5)

@@ -1,7 +1,8 @@
 """Claims I1 to I5 on the table of `read_runs`: one row for each arm, quantity and moment.
 
-*supported*, *not supported* and *inconclusive* mean what they mean for the paper's claims. Rows
-with `main` decide; the others (single strengths, S itself, weight decay) are there to compare.
+The verdicts *supported*, *not supported* and *inconclusive* follow the rule of the paper's claims
+(`claim_results`). Rows with `main` decide. The others (single strengths, S itself, weight decay)
+are for comparison.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _of_network(network: str, family: pd.DataFrame) -> list[Result]:
         if PLAIN not in set(df["arm"]):
             text = "; ".join(reasons) or "there is no plain run"
             raise FlatlensError(f"Nothing to compare with: {text}.")
-    except FlatlensError as error:  # no run is finished, or none is fitted
+    except FlatlensError as error:  # no run is finished, or none fits its training data
         return [
             ClaimTests(claim, network, family, {}).result(
                 "-", "-", "-", NOTHING, note=f"{error}"[:-1]
@@ -79,7 +80,7 @@ def _of_network(network: str, family: pd.DataFrame) -> list[Result]:
 
 
 class Judges:
-    """The five claims on the runs of one network; `note` tells which arms are left out."""
+    """The five claims on the runs of one network; `note` lists the arms that are left out."""
 
     def __init__(self, network: str, df: pd.DataFrame, note: str) -> None:
         self.network, self.df, self.note = network, df, note
@@ -92,7 +93,7 @@ class Judges:
         return table
 
     def I1(self) -> Iterator[Result]:
-        """MLS and NMLS of the arms that lower S; S itself and weight decay beside them."""
+        """Test that MLS and NMLS fall in the arms that lower S; add S and weight decay."""
         for kind in (*LOWER_SHARPNESS, "weight decay"):
             yield from self.falls("I1", kind, S, main=False)
             for column in ("mls", "nmls"):
@@ -101,19 +102,19 @@ class Judges:
                 )
 
     def I2(self) -> Iterator[Result]:
-        """The volume, and that of the three largest singular values, which the authors plot."""
+        """Test the volume, and the authors' volume of the three largest singular values."""
         for kind in LOWER_SHARPNESS:
             yield from self.falls("I2", kind, "log_volume", needs_S=True)
             yield from self.falls("I2", kind, "log_volume_top3", main=False, needs_S=True)
 
     def I3(self) -> Iterator[Result]:
-        """The bound falls, and its ratio to NMLS does not rise by more than a small change."""
+        """Test that the bound falls, and that its ratio to NMLS rises by a small change at most."""
         for kind in LOWER_SHARPNESS:
             yield from self.falls("I3", kind, "eq12.rhs", needs_S=True)
             yield from self.falls("I3", kind, RATIO, needs_S=True, bar=-SMALL_CHANGE)
 
     def I4(self) -> Iterator[Result]:
-        """MLS falls, sharpness does not noticeably."""
+        """Test that MLS falls and sharpness does not fall noticeably."""
         yield from self.falls("I4", "sensitivity", "mls")
         yield from self.effects("I4", "sensitivity", S, sign=1, bar=-NOTICEABLE)
 
@@ -121,7 +122,7 @@ class Judges:
         self, claim: str, kind: str, column: str, *, main: bool = True, needs_S: bool = False,
         bar: float = 0.0,
     ) -> Iterator[Result]:  # fmt: skip
-        """Whether a quantity is lower than without the intervention."""
+        """Test whether a quantity is lower with the intervention than without."""
         margin = SMALL_CHANGE if bar == 0 else 0.0
         rule = {"sign": -1, "bar": bar, "margin": margin}
         yield from self.effects(claim, kind, column, main=main, needs_S=needs_S, **rule)
@@ -130,7 +131,7 @@ class Judges:
         self, claim: str, kind: str, column: str, *, main: bool = True, needs_S: bool = False,
         **rule: Any,
     ) -> Iterator[Result]:  # fmt: skip
-        """The mean over strengths at both moments, then each strength alone."""
+        """Yield the mean over strengths at both moments, then each strength alone."""
         evidence = ClaimTests(claim, self.network, self.df, {})
         for moment, table in self.changes.items():
             arms = table[table["arm"] == kind]
@@ -160,7 +161,7 @@ class Judges:
                 )  # fmt: skip
 
     def I5(self) -> Iterator[Result]:
-        """Each predictor's correlation with the test loss, and how far the best one leads."""
+        """Test each predictor's correlation with the test loss, and the lead of the best one."""
         evidence = ClaimTests("I5", self.network, self.df, {})
         for moment in MOMENTS:
             table = predictions(self.df, moment)

@@ -1,11 +1,11 @@
-"""Cause and effect: runs that were trained to be flatter or less sensitive, against plain runs.
+"""Compare runs that were trained to be flatter or less sensitive with plain runs.
 
 An *arm* is one way to intervene (SAM, ASAM, a penalty, weight decay) at one strength. Runs of one
 seed begin with the same weights in all arms, so an arm is compared with plain SGD within each seed.
 The number compared is a change of a logarithm; a volume is a logarithm already. Two moments are
-compared: the *end* of training, and *equal training loss*, the first moment at which both runs of
-a pair have come down to the larger of their two lowest training losses. Between two records the
-logarithm is interpolated linearly in the logarithm of the loss.
+compared. One is the *end* of training. The other is *equal training loss*: take the larger of the
+lowest training losses of both runs, and the first moment at which each run reaches it. Between two
+records the logarithm is interpolated linearly in the logarithm of the loss.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flatlens.errors import FlatlensError
 from flatlens.training.config import RHO
 
 PLAIN = "plain"
-LOWER_SHARPNESS = ("sam", "asam", "sharpness")  # interventions that aim at S
+LOWER_SHARPNESS = ("sam", "asam", "sharpness")  # interventions that lower S directly
 KINDS = (*LOWER_SHARPNESS, "sensitivity", "weight decay")
 TITLES = {
     "sam": "SAM", "asam": "ASAM", "sharpness": "sharpness penalty",
@@ -56,7 +56,7 @@ def with_arms(df: pd.DataFrame) -> pd.DataFrame:
 
 
 def _arm(row: dict[Any, Any]) -> tuple[str, float]:
-    """The kind and strength of the intervention of one run."""
+    """Return the kind and strength of the intervention of one run."""
     arms: list[tuple[str, float]] = []
     if row.get("optimizer") in ("sam", "asam"):
         optimizer, rho = str(row["optimizer"]), row.get("rho")
@@ -95,12 +95,12 @@ def fitted(df: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def arm_name(arm: str, strength: float) -> str:
-    """An arm as a person writes it, such as "sam 0.1"."""
+    """Return a readable name of an arm, such as "sam 0.1"."""
     return arm if arm == PLAIN else f"{arm} {strength:g}"
 
 
 def changes(df: pd.DataFrame, moment: str) -> pd.DataFrame:
-    """The change of every quantity against plain SGD, one row for each run with an intervention.
+    """Return the change of every quantity against plain SGD, a row for each intervention run.
 
     Args:
         df: a table with arms.
@@ -127,12 +127,12 @@ def changes(df: pd.DataFrame, moment: str) -> pd.DataFrame:
 
 
 def _common_loss(runs: Sequence[pd.DataFrame]) -> float:
-    """The lowest training loss that all of the runs reach."""
+    """Return the lowest training loss that all of the runs reach."""
     return max(float(records.numbers(run, "train_loss").min()) for run in runs)
 
 
 def values(run: pd.DataFrame, columns: Sequence[str], level: float | None = None) -> Any:
-    """Logarithms of quantities of one run, at its end or where its loss first comes to a level."""
+    """Return log quantities of one run, at its end or where its loss first reaches a level."""
     curves = np.stack([logarithm(run, name) for name in columns])
     if level is None:
         return curves[:, -1]
@@ -172,7 +172,7 @@ def effect(table: pd.DataFrame, column: str) -> Effect:
 
 
 def predictions(df: pd.DataFrame, moment: str) -> pd.DataFrame:
-    """Spearman's coefficient of each predictor with the test loss over arms, a row for each seed.
+    """Return Spearman's coefficient of each predictor with the test loss, a row for each seed.
 
     At equal loss all arms of a seed are compared where each comes to the lowest training loss that
     all of them reach.
@@ -196,11 +196,11 @@ def _spearman(x: Any, y: Any) -> float:
 
 
 def mean_correlation(table: pd.DataFrame, column: str) -> Interval:
-    """The mean of rank correlations over seeds; the interval is on Fisher's z."""
+    """Return the mean of rank correlations over seeds, with an interval on Fisher's z."""
     return fisher(mean_over_seeds(table, table[column].to_numpy(np.float64)))
 
 
 def mean_over_seeds(table: pd.DataFrame, numbers: Any) -> Interval:
-    """The mean of one number for each seed, with Student's interval."""
+    """Return the mean of one number per seed, with Student's interval."""
     good = np.isfinite(numbers)
     return averaged(numbers[good], ["all"] * int(good.sum()), table["seed"][good].tolist())

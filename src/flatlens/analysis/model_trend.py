@@ -25,8 +25,8 @@ from flatlens.errors import FlatlensError
 from flatlens.zoo.zoo import converged
 
 AXES = {"adaptive_sharpness": "adaptive sharpness", "normalized_mls": "normalised MLS"}
-FEWEST_MODELS = 3  # A trend needs this many models, an interval this many classes.
-FAR = 2.0  # A class is off the trend from this many (robust) standard deviations on.
+FEWEST_MODELS = 3  # Fewest models for a trend, and fewest classes for an interval.
+FAR = 2.0  # Robust standard deviations from which on a class is off the trend.
 
 
 def estimates(df: pd.DataFrame, x: str, y: str) -> tuple[pd.DataFrame, Array, Array, Any]:

@@ -1,9 +1,9 @@
-"""Whether a network is a chain of measured layers and Lipschitz maps, from its autograd graph.
+"""Decide from the autograd graph whether a network is a chain of layers and Lipschitz maps.
 
-For f = g_L o (C_L . + b_L) o ... o g_1 o (C_1 . + b_1) with maps g_l of Lipschitz constant c_l in
-the Euclidean norm, every derivative of f has a spectral norm of at most prod_l c_l ||C_l||
-(Szegedy et al. 2014; docs/theory.md, section 8). The walk goes from the output down to the input.
-Where two branches meet, or a function has no known constant, the network is no such chain.
+Let f = g_L o (C_L . + b_L) o ... o g_1 o (C_1 . + b_1), where map g_l has the Lipschitz constant
+c_l in the Euclidean norm. Every derivative of f then has a spectral norm of at most prod_l c_l
+||C_l|| (Szegedy et al. 2014; docs/theory.md, section 8). The walk goes from the output down to the
+input. A network in which two branches meet, or a function has no known constant, is no such chain.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Chain:
     """The layers of a chain and the product of the constants of all other maps.
 
     Attributes:
-        layers: numbers of the measured layers on the way from the output to the input.
+        layers: indices of the measured layers on the way from the output to the input.
         constant: the product of the Lipschitz constants of the maps between them.
         why: why the network is no chain, or "".
     """
@@ -37,7 +37,7 @@ class Chain:
     why: str = ""
 
     def joined(self, other: Chain) -> Chain:
-        """Return what holds for the samples of both."""
+        """Join the chains of two groups of samples: the larger constant, or the first reason."""
         if self.why or other.why:
             return self if self.why else other
         if self.layers != other.layers:
@@ -47,12 +47,12 @@ class Chain:
 
 @dataclass(frozen=True)
 class UnreadChain:
-    """The chain of one chunk. Its constant may still be on a device.
+    """The chain of one chunk, whose constant may still be on a device.
 
     Attributes:
         layers, why: as in :class:`Chain`.
-        constant: the product of the Lipschitz constants, a tensor where a parameter or a buffer has
-            a part in it. To read it would make the host wait.
+        constant: the product of the Lipschitz constants. It is a tensor if a parameter or a buffer
+            contributes to it; reading it would make the host wait.
     """
 
     layers: tuple[int, ...] = ()
@@ -61,7 +61,7 @@ class UnreadChain:
 
 
 def join(chains: Sequence[UnreadChain]) -> Chain | None:
-    """Return what holds for the samples of all chunks; None without a chunk.
+    """Join the chains of all chunks; return None if there are no chunks.
 
     The constants of all chunks are read at once.
     """
@@ -79,7 +79,7 @@ def join(chains: Sequence[UnreadChain]) -> Chain | None:
 
 
 class _NoChainError(Exception):
-    """Says why a network is no chain."""
+    """Raised inside the walk; its message says why the network is no chain."""
 
 
 def find_chain(
@@ -90,11 +90,11 @@ def find_chain(
     Args:
         f: the output.
         graph: the autograd graph behind it.
-        inputs: where the derivatives by the network's inputs arrive.
+        inputs: the edges where the derivatives with respect to the network's inputs arrive.
         calls: the calls that reach the output, in the order of the measured layers.
 
     Returns:
-        The chain, or a chain with the reason why there is none.
+        The chain, or an empty chain whose ``why`` is the reason.
     """
     if len(inputs) != 1:
         return UnreadChain(why="the network has several inputs")
@@ -105,7 +105,7 @@ def find_chain(
 
 
 def _below(graph: Graph, start: Any) -> set[Any]:
-    """Return all nodes that depend on the input."""
+    """Collect all nodes that depend on the input."""
     readers: dict[Any, list[Any]] = {}
     for (node, _), nodes in graph.readers.items():
         readers.setdefault(node, []).extend(nodes)
@@ -159,13 +159,13 @@ def _constant(node: Any, name: str, child: tuple[Any, int]) -> float | Tensor:
 
 
 def _elu(node: Any, _: Any) -> float:
-    """ELU and SELU: slope ``scale`` above 0, at most scale * alpha * input_scale below."""
+    """Return the constant of ELU and SELU: slope ``scale`` above 0, steepest at 0 below."""
     below = node._saved_scale * node._saved_alpha * node._saved_input_scale
     return float(max(abs(node._saved_scale), abs(below)))
 
 
 def _reads(kernel: Any, stride: Any, dilation: Any) -> int:
-    """Return how many windows of a pooling read one entry, at most."""
+    """Return the largest number of pooling windows that read one entry."""
     stride = list(stride) or list(kernel)
     dilation = list(dilation) or [1] * len(kernel)
     sizes = zip(kernel, stride, dilation, strict=True)
@@ -181,7 +181,7 @@ def _average_pool(node: Any, _: Any) -> float:
     kernel = node._saved_kernel_size
     reads = _reads(kernel, node._saved_stride, [])
     if getattr(node, "_saved_divisor_override", None) is not None:
-        raise _NoChainError("an average pooling has a divisor of its own")
+        raise _NoChainError("an average pooling sets its own divisor")
     # A window at the border may divide by fewer entries than the kernel has.
     plain = not any(node._saved_padding) and not node._saved_ceil_mode
     return sqrt(reads / prod(kernel)) if plain else sqrt(reads)
@@ -196,7 +196,7 @@ def _batch_norm(node: Any, _: Any) -> Tensor:
 
 
 def _scale(node: Any, child: tuple[Any, int]) -> float | Tensor:
-    """A product with values that do not depend on the input, without repeating entries."""
+    """Return the constant of a product with values that do not depend on the input."""
     first_is_data = node.next_functions[0] == child
     factor = node._saved_other if first_is_data else node._saved_self
     _same_shape(node, child)
@@ -206,7 +206,7 @@ def _scale(node: Any, child: tuple[Any, int]) -> float | Tensor:
 
 
 def _quotient(node: Any, child: tuple[Any, int]) -> float | Tensor:
-    """A division by values that do not depend on the input."""
+    """Return the constant of a division by values that do not depend on the input."""
     _same_shape(node, child)
     if node.next_functions[0] != child or node._saved_other is None:
         raise _NoChainError("Div divides by what depends on the input")
@@ -214,7 +214,7 @@ def _quotient(node: Any, child: tuple[Any, int]) -> float | Tensor:
 
 
 def _sizes(values: Any) -> tuple[float | Tensor, float | Tensor]:
-    """The smallest and the largest size of a tensor's entries, or of a number."""
+    """Return the smallest and the largest absolute value of a tensor's entries, or of a number."""
     if not isinstance(values, Tensor):
         return abs(float(values)), abs(float(values))
     sizes = values.detach().double().abs()
@@ -222,7 +222,7 @@ def _sizes(values: Any) -> tuple[float | Tensor, float | Tensor]:
 
 
 def _shift(node: Any, child: tuple[Any, int]) -> float:
-    """A sum with values that do not depend on the input, without repeating entries."""
+    """Return the constant of a sum with values that do not depend on the input."""
     _same_shape(node, child)
     scale = float(getattr(node, "_saved_alpha", 1))
     return max(1.0, abs(scale))

@@ -14,16 +14,16 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 RESHAPES = {  # the same entries in the same order
     *("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "AliasBackward0"),
     *("UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2"),
-    "ToCopyBackward0",  # in another precision, which half-precision networks change on the way
+    "ToCopyBackward0",  # a change of precision, inside half-precision networks
 }
-# They take some entries in their order. Where they take all of them, they are reshapes: a sample
-# that is alone in its batch is picked out of it, or put back.
+# Selections, which take some entries in their order. A selection of all entries is a reshape: a
+# model picks the only sample out of its batch, or puts it back.
 SELECTIONS = {
     *("SelectBackward0", "SliceBackward0", "UnbindBackward0", "SplitBackward0"),
     *("IndexBackward0", "IndexSelectBackward0", "CatBackward0", "StackBackward0"),
 }
-ORDERS = {"TransposeBackward0", "PermuteBackward0", "TBackward0"}  # the same in another order
-VIEWS = RESHAPES | ORDERS | {"CloneBackward0"}  # each entry stands there once
+ORDERS = {"TransposeBackward0", "PermuteBackward0", "TBackward0"}  # another order
+VIEWS = RESHAPES | ORDERS | {"CloneBackward0"}  # each entry occurs exactly once
 
 
 class Graph:
@@ -135,9 +135,9 @@ class Graph:
 
 
 def viewed_leaf(t: Tensor) -> Tensor | None:
-    """Return the leaf that ``t`` is, or that it shows in another shape or order; else None.
+    """Return ``t`` if it is a leaf, or the leaf that it is a view of; else None.
 
-    A view has the same entries, so that the derivative by it has the same entries as well.
+    A view has the same entries as its leaf, and so has the derivative with respect to it.
     """
     if t.is_leaf:
         return t
@@ -166,7 +166,7 @@ def _takes_all(edge: GradientEdge) -> bool:
 
 
 def _indexes_nothing_but_samples(node: Node) -> bool:
-    """Whether an advanced index cannot change the order: it goes over dimensions of size 1."""
+    """Whether an advanced index cannot change the order, as it indexes dimensions of size 1."""
     sizes = node._saved_self_sym_sizes  # type: ignore[attr-defined]
     try:
         indices = node._saved_indices  # type: ignore[attr-defined]
@@ -179,7 +179,7 @@ def _indexes_nothing_but_samples(node: Node) -> bool:
 
 
 def _size(edge: GradientEdge) -> int | None:
-    """Number of entries of the tensor that an edge stands for, if torch tells it."""
+    """Number of entries of the tensor that an edge stands for; None if torch does not know it."""
     if hasattr(edge.node, "variable"):
         return int(edge.node.variable.numel())
     metadata = getattr(edge.node, "_input_metadata", None)

@@ -1,10 +1,10 @@
-"""Change tensors inside a forward pass: what a derivative in forward direction is taken along.
+"""Change tensors inside a forward pass, to take forward-mode derivatives along the changes.
 
 A *place* names a tensor of one forward pass so that it can be recognised in the next one. The
 passes run the same operations, so a tensor is known by the number of the autograd node that made
 it, counted from the start of the pass. A parameter has no such node and is the same in all passes.
-Two kinds of tensors are new leaves in each pass, and are counted: the embedding of an integer input
-by a frozen table, and a constant that feeds a layer.
+Two kinds of tensors are new leaves in each pass and are recognised by their order. These are the
+embedding of an integer input by a frozen table, and a constant that feeds a layer.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def place_of(edge: GradientEdge, start: int) -> Place:
 
 
 class Injection:
-    """Changes some tensors of one forward pass, for everything that reads them.
+    """Replace some tensors of one forward pass, for everything that reads them.
 
     Where a function returns the tensor, its result is replaced. Where it first appears as an
     argument, or was changed in place, it is replaced in the arguments from then on.
@@ -72,7 +72,7 @@ class Injection:
         changes: what replaces the tensor at each place.
 
     Attributes:
-        pending: the places that were not met yet.
+        pending: the places that the pass has not reached yet.
     """
 
     def __init__(self, changes: Mapping[Place, Change]) -> None:
@@ -99,7 +99,7 @@ class Injection:
         return self._counted(Place("embedding", self._embeddings - 1), z)
 
     def alias(self, alias: Tensor, constant: bool) -> Tensor:
-        """Change what one layer alone reads.
+        """Change the alias of an input that one layer alone reads.
 
         Args:
             alias: the alias of the layer's input.

@@ -27,11 +27,11 @@ RANDOM = (
 )
 
 
-NESTED = (tuple, list, dict)  # arguments that are taken apart
+NESTED = (tuple, list, dict)  # types of arguments that are split into their tensors
 
 MASK_ENDINGS = ("attention_mask", "attn_mask", "padding_mask")  # arguments of attention
 
-LOWEST = 1e38  # masks of transformers hold the lowest number of float32 for minus infinity
+LOWEST = 1e38  # masks of transformers hold the lowest float32 number instead of minus infinity
 
 
 class Inputs:
@@ -40,17 +40,18 @@ class Inputs:
     The key of an argument is its place or its name. The key of a tensor inside a nested argument is
     the pair of that and of its path, such as (0, "['image'][1]").
 
-    Which arguments a derivative is taken by (``differentiated``) is decided by their type and
-    values. Floating-point tensors are differentiated, whatever their name, except masks: tensors
-    of 0 and (nearly) infinite values (added to attention scores), and attention masks by name
-    (``MASK_ENDINGS``) that hold two values or -inf. A mask is no input by itself: it is one only
-    beside other tensors. ``choosing`` overrides this.
+    Type and values decide which arguments derivatives are taken with respect to
+    (``differentiated``). These are all floating-point tensors except masks. A mask is a tensor of 0
+    and (nearly) infinite values, which is added to attention scores, or a tensor with the name of a
+    mask (``MASK_ENDINGS``) that holds two values or -inf. A tensor counts as a mask only if there
+    are other tensors. ``choosing`` overrides this.
 
     Args:
         value: a tensor, a tuple or a mapping.
-        differentiated: keys of the arguments that a derivative is taken by; None decides.
-        watched: keys of arguments that the output seems not to depend on; a pass sees that this
-            holds for every sample.
+        differentiated: keys of the arguments to differentiate with respect to; None decides by type
+            and values.
+        watched: keys of arguments that the output seems not to depend on; the pass checks this for
+            every sample.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Inputs:
         self.differentiated, self.watched = list(differentiated), list(watched)
 
     def _add(self, key: Any, argument: Any) -> None:
-        """Take an argument apart, if it is nested."""
+        """Add the tensors of an argument, which may be nested."""
         if not isinstance(argument, NESTED):
             self._trees.append(None)
             self.keys.append(key)
@@ -97,7 +98,7 @@ class Inputs:
         self.values += [leaf for _, leaf in pairs]
 
     def _by_values(self) -> list[Any]:
-        """The keys of floating-point tensors that are no masks."""
+        """Return the keys of floating-point tensors that are no masks."""
         pairs = [
             (k, v)
             for k, v in zip(self.keys, self.values, strict=True)
@@ -108,11 +109,11 @@ class Inputs:
         return [k for k, v in pairs if not _is_mask(_last_word(k), v)]
 
     def choosing(self, differentiated: Sequence[Any], watched: Sequence[Any] = ()) -> Inputs:
-        """The same arguments, differentiated by others."""
+        """Return the same arguments with another choice of the ones to differentiate."""
         return Inputs(self._packed(self.values), differentiated, watched)
 
     def _packed(self, values: Sequence[Any]) -> Any:
-        """Put values in the place of these, and nest them as these are nested."""
+        """Return new arguments with the given values, nested as the present ones."""
         arguments, rest = [], iter(values)
         for tree in self._trees:
             if tree is None:
@@ -125,28 +126,28 @@ class Inputs:
         )
 
     def take(self, samples: slice) -> Inputs:
-        """The samples of a slice."""
+        """Return the arguments of some samples."""
         return self.map(lambda t: t[samples])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """The same arguments with every tensor changed."""
+        """Return the same arguments with every tensor changed."""
         return self.map_named(lambda _, t: change(t))
 
     def map_named(self, change: Callable[[Any, Tensor], Tensor]) -> Inputs:
-        """The same arguments with every tensor changed by its key and value."""
+        """Return the same arguments with every tensor changed, given its key and value."""
         pairs = zip(self.keys, self.values, strict=True)
         values = [change(k, v) if isinstance(v, Tensor) else v for k, v in pairs]
         return Inputs(self._packed(values), self.differentiated, self.watched)
 
     def call(self, model: Callable[..., Any]) -> Any:
-        """``model`` on these arguments."""
+        """Call ``model`` on these arguments."""
         arguments = self._packed(self.values)
         if self.named:
             return model(**{str(k): v for k, v in arguments.items()})
         return model(*arguments)
 
     def floats(self, dtype: torch.dtype, besides: Container[torch.dtype] = ()) -> Inputs:
-        """The same arguments with floating-point tensors in ``dtype``, or in one of ``besides``."""
+        """Convert floating-point tensors to ``dtype``; precisions in ``besides`` may stay."""
 
         def converted(t: Tensor) -> Tensor:
             return t.to(dtype) if t.is_floating_point() and t.dtype not in besides else t
@@ -154,7 +155,7 @@ class Inputs:
         return self.map(converted)
 
     def at(self, keys: Sequence[Any], floating: bool) -> list[tuple[Any, Tensor]]:
-        """The tensors with these keys that are, or are not, of floating point."""
+        """Return the tensors with these keys that are, or are not, floating-point tensors."""
         pairs = zip(self.keys, self.values, strict=True)
         return [
             (k, v)
@@ -164,29 +165,29 @@ class Inputs:
 
     @property
     def precision(self) -> torch.dtype:
-        """The precision of a network without parameters: float64 where all inputs have it."""
+        """The precision of a network without parameters: float64 if all inputs are float64."""
         dtypes = {t.dtype for t in self.tensors if t.is_floating_point()}
         return torch.float64 if dtypes == {torch.float64} else torch.float32
 
     @property
     def floating(self) -> list[Tensor]:
-        """The tensors that a derivative is taken by."""
+        """The floating-point tensors that derivatives are taken with respect to."""
         return [t for _, t in self.at(self.differentiated, True)]
 
     @property
     def tokens(self) -> list[tuple[Any, Tensor]]:
-        """The integer tensors that may stand for an input, through their embedding."""
+        """The integer tensors whose embedding may stand for an input."""
         keys = self.differentiated if self.differentiated else self.keys
         return self.at(keys, False)
 
 
 def _last_word(key: Any) -> str:
-    """The name of an argument, or the last key on the path to a nested tensor."""
+    """Return the name of an argument, or the last key on the path to a nested tensor."""
     return key[1].rstrip("]'\"") if isinstance(key, tuple) else str(key)
 
 
 def _is_mask(name: str, t: Tensor) -> bool:
-    """Whether a tensor beside others is a mask, by which no derivative is taken."""
+    """Whether a tensor is a mask, assuming that there are other tensors."""
     infinite = t.abs() >= LOWEST
     if bool(infinite.any()) and not bool(t[~infinite].any()):
         return True
@@ -201,12 +202,12 @@ ONE_BATCH = (Tensor, tuple, Mapping)  # anything else is an iterable of batches
 
 
 def as_list(x: Any) -> Any:
-    """x to be read twice: an iterator, or a loader that shuffles, gives its batches but once."""
+    """Return x in a form that can be read twice: an iterator or a loader becomes a list."""
     return x if isinstance(x, ONE_BATCH) else list(x)
 
 
 def batches(x: Any) -> Iterator[tuple[Inputs, Any]]:
-    """(inputs, targets or None) of each batch; a pair from an iterable is (inputs, targets)."""
+    """Yield (inputs, targets or None) of each batch; an iterable may give such pairs."""
     if isinstance(x, ONE_BATCH):
         yield Inputs(x), None
         return
@@ -220,7 +221,7 @@ def batches(x: Any) -> Iterator[tuple[Inputs, Any]]:
 
 
 def select_output(result: Any, output: Any) -> Tensor:
-    """The tensor that is f(x).
+    """Select the tensor f(x) from the model's result.
 
     Args:
         result: what the model returned.
@@ -247,7 +248,7 @@ def select_output(result: Any, output: Any) -> Tensor:
 
 
 def _part(result: Any, key: Any) -> Any:
-    """One part of a result, by its key, index or attribute."""
+    """Return one part of a result by its key, index or attribute."""
     try:
         named = isinstance(key, str) and not isinstance(result, Mapping)
         return getattr(result, key) if named else result[key]
@@ -258,7 +259,7 @@ def _part(result: Any, key: Any) -> Any:
 
 
 def _together(result: Any) -> Tensor:
-    """All floating-point tensors of a nested result side by side, [samples, all outputs]."""
+    """Concatenate all floating-point tensors of a nested result: [samples, all outputs]."""
     leaves = pytree.tree_leaves(result)
     tensors = [t for t in leaves if isinstance(t, Tensor) and t.is_floating_point() and t.dim()]
     if not tensors or len({len(t) for t in tensors}) != 1:
@@ -278,7 +279,7 @@ def _choices(result: Any) -> str:
 
 
 def outputs(inputs: Inputs, model: Callable[..., Any], output: Any) -> Tensor:
-    """f as [batch, N]; what goes wrong is said in one sentence."""
+    """Run the model and return f as [batch, N]."""
     try:
         result = inputs.call(model)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -304,13 +305,13 @@ def check_alone(
     again: Callable[[], Tensor],
     precision: torch.dtype | None = None,
 ) -> None:
-    """Refuse a sample whose output among others is not its output alone.
+    """Raise if the output of a sample depends on the other samples in its batch.
 
     Args:
-        together: its output among others.
-        alone: its output alone.
-        again: runs it alone once more.
-        precision: the precision that the outputs were computed in; None stands for their own.
+        together: the output of the sample in a batch of several.
+        alone: the output of the sample in a batch of one.
+        again: a function that runs the sample alone once more.
+        precision: the precision that the outputs were computed in; None means their own dtype.
 
     Raises:
         FlatlensError: if the two differ by more than rounding.
@@ -320,7 +321,7 @@ def check_alone(
 
 
 class NotFiniteError(FlatlensError):
-    """A number of a sample is NaN or infinite.
+    """Raised if a number of a sample is NaN or infinite.
 
     Args:
         what: the number, such as "output".
@@ -333,8 +334,9 @@ class NotFiniteError(FlatlensError):
 
 
 def check_finite(values: Tensor, start: int, what: str) -> None:
-    """Refuse NaN and infinity, naming the sample."""
-    blocks = values.split(100)  # at once it would take as much memory as all the values
+    """Raise if an entry is NaN or infinite; the message names the sample."""
+    # In blocks, because one mask of all values would take much memory.
+    blocks = values.split(100)
     finite = [torch.isfinite(block.reshape(len(block), -1)).all(1) for block in blocks]
     bad = ~torch.cat(finite)
     if unusual(bad.any()):

@@ -1,8 +1,13 @@
-"""Labels of the dimensions of a product, as in an einsum: which belong together.
+"""Labels of the dimensions of a product, as in an einsum: equal labels belong together.
 
 A product z = W x is described by three tuples of labels, one label for each dimension of x, W and
-z. A dimension of the weight is a *group* where x and z have its label, too (one matrix for each
-group), it is *inner* where only x has it (summed over), and *outer* where only z has it.
+z. A dimension of the weight is one of three:
+
+| dimension | who else has its label | meaning                   |
+| --------- | ---------------------- | ------------------------- |
+| *group*   | x and z                | one matrix for each group |
+| *inner*   | x only                 | it is summed over         |
+| *outer*   | z only                 | an output feature         |
 """
 
 from __future__ import annotations
@@ -54,15 +59,15 @@ class Dimensions:
         return one_each and self.x == self.free + self.inner and self.z == self.free + self.outer
 
     def fitting(self, x: tuple[int, ...], w: tuple[int, ...]) -> Dimensions | None:
-        """Give dimensions of size 1 that are broadcast a label of their own.
+        """Give each dimension of size 1 that is broadcast a label of its own.
 
         Args:
             x: shape of the input.
             w: shape of the weight.
 
         Returns:
-            The labels, or None where W x is no product: nothing is summed over, a label occurs
-            twice, or one operand alone is summed.
+            The labels, or None if W x is no product: nothing is summed over, a label occurs twice,
+            or one operand alone is summed.
         """
         sides = (self.x, self.w, self.z)
         if any(len(set(side)) < len(side) for side in sides):
@@ -91,7 +96,7 @@ def _renamed(labels: Labels, old: int, new: int) -> Labels:
 
 
 def matmul_labels(a: int, b: int) -> tuple[Labels, Labels, Labels]:
-    """Labels of a @ b for operands with so many dimensions.
+    """Return the labels of a @ b, given the number of dimensions of a and of b.
 
     >>> matmul_labels(3, 2)
     ((3, 0, 1), (1, 2), (3, 0, 2))
@@ -107,7 +112,9 @@ def matmul_labels(a: int, b: int) -> tuple[Labels, Labels, Labels]:
 
 
 def einsum_labels(equation: str, dims: tuple[int, ...]) -> tuple[list[Labels], Labels] | None:
-    """Labels of the operands and of the result of an einsum; None where it cannot be read.
+    """Return the labels of the operands and of the result of an einsum.
+
+    None is returned for an equation that cannot be parsed.
 
     Args:
         equation: the equation in letters, with or without an ellipsis and an arrow.
@@ -137,7 +144,7 @@ def einsum_labels(equation: str, dims: tuple[int, ...]) -> tuple[list[Labels], L
 
 
 def _spelt(term: str, count: int, spread: int) -> Labels:
-    """Labels of one term; the last ``count`` of ``spread`` labels stand for its ellipsis."""
+    """Return the labels of one term; the last ``count`` of ``spread`` stand for its ellipsis."""
     before, dots, after = term.partition("...")
     ellipsis = tuple(range(1000 + spread - count, 1000 + spread)) if dots else ()
     return (*map(ord, before), *ellipsis, *map(ord, after))

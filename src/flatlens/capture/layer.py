@@ -1,11 +1,16 @@
 """What every kind of layer offers to the passes, and the format they share.
 
-A *layer* computes z = W u + b at T positions, in the **weight-sharing format**: its input is u of
-shape [b, g, i, T] (sample, group, entry of a patch, position), its weight is W of shape [g, o, i],
-and the derivative of N outputs by z is J of shape [b, g, N o, T]. A dense layer has one group and
-one position. A transposed convolution is a per-pixel linear map onto o = channels x kernel
-products, followed by a fixed overlapping sum: its u is the input as it stands, its J the patches of
-df/dz.
+A *layer* computes z = W u + b at T positions. Its tensors are in the **weight-sharing format**:
+
+| tensor                    | shape          | dimensions                                   |
+| ------------------------- | -------------- | -------------------------------------------- |
+| u, the input              | [b, g, i, T]   | sample, group, entry of a patch, position    |
+| W, the weight             | [g, o, i]      | group, output, entry of a patch              |
+| J, df/dz of all N outputs | [b, g, N o, T] | sample, group, rows of all outputs, position |
+
+A dense layer has one group and one position. A transposed convolution is a per-pixel linear map
+onto o = channels x kernel products, followed by a fixed overlapping sum. Its u is the unchanged
+input, and its J holds the patches of df/dz.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ Memory = Callable[[tuple[int, ...]], Tensor]  # shape -> where to write
 
 @runtime_checkable
 class Layer(Protocol):
-    """One call's linear map, without the data it met."""
+    """The linear map of one call, without the call's data."""
 
     @property
     def kind(self) -> str:
@@ -56,11 +61,11 @@ class Layer(Protocol):
 
     @property
     def way(self) -> Hashable:
-        """How the weight is read: calls of one weight and one way have one operator norm."""
+        """How the weight is used; calls of one weight with equal ``way`` share an operator norm."""
 
     @property
     def joins(self) -> Hashable:
-        """Calls of one weight can have their positions joined where this is equal."""
+        """Calls of one weight can join their positions if this value is equal."""
 
     @property
     def is_linear(self) -> bool:
@@ -72,7 +77,7 @@ class Layer(Protocol):
 
     @property
     def unrolled_entries(self) -> int:
-        """Entries of the patches of one call beyond those of its input, for memory estimates."""
+        """Extra entries that the patches of one call have compared with its input."""
 
     def can_hold_samples(self, dim: int) -> bool:
         """Whether a dimension of the input may hold samples (features and pixels may not)."""
@@ -87,26 +92,26 @@ class Layer(Protocol):
 
     @property
     def row_format(self) -> RowFormat:
-        """How the rows df_v/dz of all outputs are stored."""
+        """The format in which the rows df_v/dz of all outputs are stored."""
 
     def write_row(self, row: Tensor, grad: Tensor, layout: Layout | None, batch: int) -> None:
-        """Write one output's df/dz into its place ``store[:, :, v]``."""
+        """Write df_v/dz of one output v into ``row``, a view of the store."""
 
     def bias_row(self, grad: Tensor, layout: Layout | None, batch: int) -> Tensor | None:
-        """The derivative by the bias, where the stored rows do not hold it; else None."""
+        """Return df/db if it cannot be read off the stored rows; else None."""
 
     def reads(self) -> tuple[int, int]:
-        """How often one entry of the input occurs over all patches: at least, and at most."""
+        """Return how often an input entry occurs in all patches: minimum and maximum."""
 
     def operator_norm(self, kernel: Norm) -> Norm:
-        """||C||_2 of the whole map without its bias; ``kernel`` is the norm of the matrix."""
+        """Return ||C||_2 of the whole map without bias; ``kernel`` is the norm of the matrix."""
 
     def untied_norms(self, scale: Float[Tensor, "b g T"]) -> Float[Tensor, " b"]:
-        """||D^-1 C||_2 of each sample with D = diag_p scale_p, upper end (theory 4.1)."""
+        """Return the upper end of ||D^-1 C||_2 of each sample, D = diag_p scale_p (theory 4.1)."""
 
 
 def with_wide_weight(layer: Layer) -> Layer:
-    """Return a layer whose weight shows as float32: norms and sums are not taken in half precision.
+    """Return the layer with its weight as float32, because norms need more than half precision.
 
     A layer with a weight of float32 or float64 is returned as it is.
     """

@@ -39,7 +39,7 @@ def split(t: Tensor, layout: Layout | None, batch: int) -> Tensor:
 
 
 def find_layout(single: Tensor, pair: Tensor) -> Layout | None:
-    """Find the layout under which ``pair`` (two samples) shows the first as ``single`` does.
+    """Find the layout under which the first sample of ``pair`` equals ``single``.
 
     Returns None where no layout or more than one layout fits. Such samples are measured one at a
     time.
@@ -59,22 +59,23 @@ def find_layout(single: Tensor, pair: Tensor) -> Layout | None:
 
 
 def close(a: Tensor, b: Tensor, precision: torch.dtype | None = None) -> bool:
-    """Whether two tensors are equal up to what a different batch size does to rounding.
+    """Whether two tensors are equal up to the rounding that another batch size causes.
 
     Args:
         a: a tensor.
-        b: another one.
+        b: the tensor to compare with.
         precision: the precision that both were computed in; None stands for that of ``a``.
     """
     return a.shape == b.shape and bool(closeness(a, b, precision))
 
 
 def closeness(a: Tensor, b: Tensor, precision: torch.dtype | None = None) -> Bool[Tensor, ""]:
-    """Return what ``close`` tells of two tensors of one shape as a tensor, without reading it."""
+    """Return the result of ``close`` for tensors of one shape as a tensor, which is not read."""
     a, b = a.detach(), b.detach()
     if not b.numel():
         return torch.ones((), dtype=torch.bool, device=b.device)
     limits = torch.finfo(precision or a.dtype)
-    # In half precision other kernels for another batch size change the last two or three bits.
+    # In half precision another batch size uses other kernels, which change the last two or three
+    # bits.
     tolerance = {64: 1e-8, 32: 1e-3}.get(limits.bits, 8 * limits.eps)
     return ((a - b).abs() <= tolerance * b.abs().max()).all()

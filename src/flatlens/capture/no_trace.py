@@ -1,4 +1,4 @@
-"""Measuring leaves no trace: modes, parameters, buffers, hooks and RNG are as before, always."""
+"""Measuring leaves no trace: modes, parameters, buffers, hooks and RNG states are put back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BUILT_IN = frozenset(c for c in vars(nn).values() if isinstance(c, type))
 
 
 def original(model: nn.Module) -> nn.Module:
-    """The module a user wrote, out of torch.compile, DataParallel or DistributedDataParallel."""
+    """Unwrap a module from torch.compile, DataParallel or DistributedDataParallel."""
     inner = getattr(model, "_orig_mod", None)
     if inner is None and isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         inner = model.module
@@ -33,7 +33,7 @@ def original(model: nn.Module) -> nn.Module:
 
 
 def in_float(model: nn.Module) -> tuple[nn.Module, torch.dtype, list[str]]:
-    """The model to measure and its precision; a half-precision one is copied to float32.
+    """Return the model to measure and its precision; a half-precision model is copied to float32.
 
     Raises:
         FlatlensError: if parameters are complex or have no values, or a copy cannot be made.
@@ -42,7 +42,7 @@ def in_float(model: nn.Module) -> tuple[nn.Module, torch.dtype, list[str]]:
     if any(d in HALF for d in dtypes):
         note = "half-precision parameters: measured on a float32 copy of the model"
         return float_copy(model, torch.float32), torch.float32, [note]
-    double = (own or dtypes) == {torch.float64}  # what is coarsest limits the digits
+    double = (own or dtypes) == {torch.float64}  # the coarsest precision limits the digits
     return model, torch.float64 if double else torch.float32, []
 
 
@@ -66,10 +66,10 @@ def precisions(model: nn.Module) -> tuple[set[torch.dtype], set[torch.dtype]]:
 
 
 def float_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Copy a model in another precision, also tensors that a module keeps as plain attributes.
+    """Copy a model in another precision, including tensors that are plain attributes of a module.
 
-    Pruning and the older weight norm keep the last computed weight as an attribute. It is part of a
-    graph, so that ``deepcopy`` refuses it; a copy of its values stands in for it.
+    Pruning and the older weight norm keep the last computed weight as an attribute. ``deepcopy``
+    refuses a tensor with a graph, so the copy gets the attribute's values.
     """
     memo: dict[int, Any] = {}
     for module in model.modules():
@@ -96,21 +96,22 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def _plain_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Tensors that a module keeps as plain attributes, neither parameters nor buffers."""
+    """Return the plain tensor attributes of a module, neither parameters nor buffers."""
     return {k: v for k, v in module.__dict__.items() if isinstance(v, Tensor)}
 
 
 @contextlib.contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode with gradients on; everything is put back at the end.
+    """Switch to evaluation mode with gradients on, and restore everything at the end.
 
-    Put back are modes, parameters, buffers, plain attributes of modules and random generators.
-    Backward hooks of modules and parameters are off: they would change what autograd delivers.
-    Forward hooks stay on: what they change is part of the model. Gradient checkpointing is off.
+    Modes, parameters, buffers, plain attributes of modules and random generators are restored.
+    Backward hooks of modules and parameters are off, because they would change the gradients.
+    Forward hooks stay on, because their changes are part of the model. Gradient checkpointing is
+    off.
 
     Raises:
-        FlatlensError: if the model wrote to the ``.grad`` of a parameter. A checkpoint written by
-            hand does so, and autograd cannot see the parameters behind it.
+        FlatlensError: if the model wrote to the ``.grad`` of a parameter. Hand-written
+            checkpointing does so, and it hides its parameters from autograd.
     """
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     with contextlib.ExitStack() as stack:
@@ -143,7 +144,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 def _check_gradients(model: nn.Module) -> None:
-    """Refuse a model that accumulated gradients, all of which were None before it ran."""
+    """Raise if the model accumulated gradients, all of which were None before it ran."""
     written = [n for n, p in model.named_parameters() if p.is_leaf and p.grad is not None]
     if written:
         raise FlatlensError(
@@ -156,10 +157,10 @@ def _check_gradients(model: nn.Module) -> None:
 def _only_reads(model: nn.Module) -> bool:
     """Whether no forward pass of this model can write to its parameters and buffers.
 
-    That is sure of networks made of the classes of `torch.nn` alone, without forward hooks, without
-    a `max_norm`, and without the running statistics of an instance norm, which PyTorch 2.6 rounds
-    anew in every forward pass. What it buys: the copy of all parameters, and the comparison with it
-    at the end, are 7 % of the time that the sharpness of an MLP takes.
+    This is certain for networks of `torch.nn` classes alone, without forward hooks and without a
+    `max_norm`. Instance norms with running statistics are excluded, because PyTorch 2.6 rounds
+    these statistics anew in every forward pass. The check saves a copy of all parameters and a
+    comparison at the end: 7 % of the time that the sharpness of an MLP takes.
     """
     if module_hooks._global_forward_hooks or module_hooks._global_forward_pre_hooks:
         return False
@@ -175,7 +176,7 @@ def _only_reads(model: nn.Module) -> bool:
 
 
 class _ModuleState:
-    """The attributes of one module, to be put back.
+    """The attributes of one module, saved so that they can be restored.
 
     A scripted module keeps its parameters and buffers outside of Python.
     """
@@ -199,7 +200,7 @@ class _ModuleState:
                 self.module.__dict__[hooks] = OrderedDict()
 
     def restore(self) -> None:
-        """Put everything back, also what a forward pass put in the place of something else."""
+        """Restore everything, including attributes that a forward pass replaced."""
         attributes = self.module.__dict__
         self.module.training = self.training
         if self._members() != self.members:  # built by its first forward pass, and stays so
@@ -217,15 +218,15 @@ class _ModuleState:
                 setattr(self.module, name, buffer)
 
     def _members(self) -> list[str]:
-        """The names of the module's own parameters and of its children."""
+        """Return the names of the module's own parameters and of its children."""
         own = [name for name, _ in self.module.named_parameters(recurse=False)]
         return own + [name for name, _ in self.module.named_children()]
 
 
 class _Values:
-    """The values of one tensor, to be put back: a forward pass may constrain its weights.
+    """The values of one tensor, saved because a forward pass may constrain its weights.
 
-    Values are copied, because a change through ``.data`` leaves no mark that could be seen.
+    Values are copied, because a change through ``.data`` cannot be detected.
 
     Args:
         tensor: a parameter, buffer or plain attribute of a module.
@@ -241,14 +242,14 @@ class _Values:
         self.grad = tensor.grad if tensor.is_leaf else None
 
     def prepare(self) -> None:
-        """Take the hooks off, which would change derivatives, and the gradient of training."""
+        """Remove the hooks, which would change derivatives, and the gradient of training."""
         if self.hooks:
             self.tensor._backward_hooks = None
         if self.grad is not None:
             self.tensor.grad = None
 
     def restore(self) -> None:
-        """Put values, storage, gradient and hooks back."""
+        """Restore values, storage, gradient and hooks."""
         if self.hooks:
             self.tensor._backward_hooks = self.hooks
         if self.tensor.is_leaf and self.tensor.grad is not self.grad:
@@ -291,7 +292,7 @@ def ignore_hook(*_: Any) -> RemovableHandle:
 
 @contextlib.contextmanager
 def _eager() -> Iterator[None]:
-    """Compiled parts of a model run as they were written, so that their calls can be seen."""
+    """Run compiled parts of a model uncompiled, so that their calls can be seen."""
     if "torch._dynamo" not in sys.modules:  # nothing can be compiled yet
         yield
         return

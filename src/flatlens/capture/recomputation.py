@@ -1,8 +1,8 @@
 """Gradient checkpointing is switched off while a network is measured.
 
-A checkpointed function runs without a graph, and once more in each backward pass. The second run
-happens outside of the recorder, and a reentrant checkpoint has no graph to look at before it. A
-plain call of the function has the same values and derivatives.
+A checkpointed function runs without a graph, and again in each backward pass. The recorder cannot
+see the second run, and a reentrant checkpoint has no graph before it. A plain call of the function
+gives the same values and derivatives.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from typing import Any
 
 import torch.utils.checkpoint
 
-# Where torch decides how a checkpointed function runs. ``torch.utils.checkpoint.checkpoint`` reads
-# the two names when it is called, so a copy of it under another name is served as well.
+# The names in torch that decide how a checkpointed function runs.
+# ``torch.utils.checkpoint.checkpoint`` looks them up when it is called, so replacing them also
+# works for a copy of it under another name.
 REENTRANT = "CheckpointFunction"
 NOT_REENTRANT = "_checkpoint_without_reentrant_generator"
-COMPOSABLE = "torch.distributed._composable.checkpoint_activation"  # has a name of its own
+# This module imports the generator by name.
+COMPOSABLE = "torch.distributed._composable.checkpoint_activation"
 
 
 class _PlainCall:
-    """Stands in for ``CheckpointFunction``: call the function at once."""
+    """A stand-in for ``CheckpointFunction`` that calls the function directly."""
 
     @staticmethod
     def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
-        """Run a function that would have been recomputed."""
+        """Call the function without checkpointing."""
         return function(*args)
 
 
@@ -42,7 +44,7 @@ def _plain_generator(
 
 
 class _Switch:
-    """Counts the measurements in progress, of all threads, and switches with the first and last."""
+    """Count the measurements in progress in all threads; switch at the first start and last end."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -61,7 +63,7 @@ class _Switch:
                 self._replace(sys.modules[COMPOSABLE], NOT_REENTRANT, _plain_generator)
 
     def leave(self) -> None:
-        """Switch recomputation on again with the end of the last measurement."""
+        """Switch recomputation on again when the last measurement ends."""
         with self.lock:
             self.measurements -= 1
             if self.measurements == 0:

@@ -1,8 +1,8 @@
-"""See every layer of a forward pass, whoever calls it.
+"""The mode that sees every layer call of a forward pass.
 
-A :class:`Recorder` is a ``TorchFunctionMode``. Inside it every function that a kind of layer knows
-(``capture/kinds``) is seen with its real arguments, whether a module calls it, a module that is
-called three times, or ``F.linear`` on another module's weight.
+A :class:`Recorder` is a ``TorchFunctionMode``. It sees every function that a kind of layer handles
+(``capture/kinds``), with its real arguments. It does not matter who calls the function: a module, a
+module that runs three times, or ``F.linear`` on another module's weight.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Recorder(TorchFunctionMode):
     """Record the forward pass that runs inside this mode.
 
     Args:
-        recording: what is noted of the pass, and what is changed in it.
+        recording: collects the calls of the pass, and holds the changes to make in it.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -42,8 +42,8 @@ class Recorder(TorchFunctionMode):
         return injection.result(self._call(func, args, kwargs))
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        # Without grad mode no derivative passes here. Inside torch.vmap or torch.func.grad tensors
-        # are of the transform; what they use is found in the graph outside of it.
+        # Without grad mode there are no derivatives. Inside torch.vmap or torch.func.grad the
+        # tensors belong to the transform; the graph outside of it shows which parameters they use.
         if not torch.is_grad_enabled() or peek_interpreter_stack() is not None:
             return func(*args, **kwargs)
         if func is Tensor.register_hook:  # derivatives are those of the function itself
@@ -61,7 +61,7 @@ class Recorder(TorchFunctionMode):
         return result
 
     def _handled(self, handler: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        """Let a kind of layer run a function; an injection sees what runs inside (recurrence)."""
+        """Let a kind of layer run a function; an injection also sees the calls inside."""
         injection = self.recording.injection
         if injection is None:
             return handler(self.recording, func, args, kwargs)

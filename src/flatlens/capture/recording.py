@@ -1,15 +1,15 @@
-"""What one forward pass is seen to do: the calls of layers, and each parameter's other uses.
+"""The record of one forward pass: the calls of layers, and each parameter's other uses.
 
-Nothing is measured here. The autograd *edges* are noted:
+Nothing is measured here. For each call the autograd *edges* are recorded:
 
 - ``total``    where df/dx of the tensor that enters the layer arrives (A of ``docs/theory.md``);
 - ``through``  the same for an alias that this layer alone reads (B);
 - ``out``      where df/dz of the layer's output arrives (J).
 
-Functions that use a parameter in a broadcast (norm layers, scales, class tokens, position
-embeddings) get one copy of it per sample, so that autograd itself delivers per-sample gradients at
-the copy. What is left over is found by counting a parameter's uses in the autograd graph: if more
-uses exist than were seen, the parameter takes the slow path.
+Some functions broadcast a parameter: norm layers, scales, class tokens, position embeddings. They
+get one copy of it per sample, and autograd delivers per-sample gradients at the copies. A
+parameter's uses are also counted in the autograd graph. If the graph has more uses than were
+recorded, the parameter takes the slow path.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from flatlens.capture.injection import Injection
 from flatlens.capture.layer import Layer
 from flatlens.errors import FlatlensError
 
-WEIGHT_NODES = 64  # steps in which a weight may be computed from parameters
+WEIGHT_NODES = 64  # largest number of operations that compute a weight from parameters
 
 
 @dataclass(frozen=True)
 class Call:
     """One use of a layer.
 
-    ``parameter`` is the tensor that the layer's weight is, or that it shows in another shape or
-    order. It is the weight itself where that is computed in another way.
+    ``parameter`` is the parameter that the layer's weight is, or is a view of. If the weight is
+    computed in another way, ``parameter`` is the weight itself.
     """
 
     layer: Layer
@@ -74,11 +74,11 @@ class Lookup:
 
 @dataclass(frozen=True)
 class CapturePlan:
-    """What earlier runs learnt and the next recording needs.
+    """What earlier forward passes found out and the next recording needs.
 
-    ``batch_dims`` says for each event (a parameter met a result in a broadcast) which dimension of
-    the result holds the samples. ``clone`` names the calls whose tensors are overwritten in place;
-    None clones all.
+    An event is a parameter that is broadcast against a result. ``batch_dims`` gives for each event
+    the dimension of the result that holds the samples. ``clone`` lists the calls whose tensors are
+    overwritten in place; None clones all.
     """
 
     batch_dims: tuple[int | None, ...] | None = None
@@ -110,8 +110,8 @@ class KnownParameters:
     def make_weight(self, t: Tensor, data: Container[Node | None] = ()) -> bool:
         """Whether ``t`` is a parameter, a view of one, or computed from parameters alone.
 
-        Only ``WEIGHT_NODES`` nodes are looked at: a weight is computed in a few steps, and this is
-        asked of every operand of every product.
+        At most ``WEIGHT_NODES`` nodes are visited, because a weight is computed in a few steps and
+        this check runs for every operand of every product.
 
         Args:
             t: a tensor.
@@ -141,18 +141,19 @@ class KnownParameters:
 
 
 class Recording:
-    """What one forward pass over ``batch`` samples did.
+    """The record of one forward pass over ``batch`` samples.
 
     Attributes:
         calls: the calls of layers, in order.
         copies: parameters with one copy per sample.
         lookups: rows of tables that samples took.
-        events: shapes of the results that a parameter met in a broadcast; trial runs compare them.
+        events: shapes of the results that parameters were broadcast against; trial runs compare
+            them.
         embedded: embeddings of integer inputs, with the edge where their derivative arrives.
         data: nodes of the results of layers, which depend on the samples.
-        scratch: what a kind of layer remembers between two of its functions, by kind.
+        scratch: data that a kind of layer shares between its functions, by name.
         scores: entries of the scores of ``scaled_dot_product_attention``, over all its calls.
-        injection: changes tensors of this pass; None changes nothing.
+        injection: the changes of tensors in this pass, or None.
     """
 
     def __init__(
@@ -191,9 +192,9 @@ class Recording:
     def add_call(
         self, layer: Layer, x: Tensor, alias: Tensor, total: GradientEdge | None, z: Tensor
     ) -> Tensor:
-        """Note a call and return its output.
+        """Record a call and return its output.
 
-        An operation in place on z would move z's edge. Where one follows, a clone is returned.
+        A later in-place operation on z would move z's edge. If one follows, a clone is returned.
         """
         if not z.requires_grad:
             return z
@@ -228,12 +229,12 @@ class Recording:
     # -- one copy of a parameter per sample --------------------------------------------------------
 
     def new_event(self, shape: torch.Size) -> int:
-        """Note that a parameter meets a result of ``shape``, and return the number of the event."""
+        """Record a broadcast of a parameter against a result of ``shape``; return its number."""
         self.events.append(shape)
         return len(self.events) - 1
 
     def batch_dim(self, event: int) -> int | None:
-        """The dimension of an event's result that holds the samples, or None if unknown."""
+        """Return the dimension of an event's result that holds the samples, or None if unknown."""
         dims = self.plan.batch_dims
         if dims is None:
             return 0 if self.batch == 1 else None
@@ -244,8 +245,8 @@ class Recording:
     ) -> Tensor:
         """Return ``p``, reshaped to ``view``, with one copy per sample in a result of ``shape``.
 
-        Where the dimension of the samples is unknown or ``p`` already fills it, ``p`` itself is
-        returned. The count of its uses then sends it down the slow path.
+        If the dimension of the samples is unknown, or ``p`` already extends over it, ``p`` itself
+        is returned. The count of its uses then sends ``p`` down the slow path.
         """
         view = tuple(p.shape) if view is None else view
         dim = self.batch_dim(event)

@@ -1,4 +1,4 @@
-"""The two formats in which the rows df_v/dz of a layer are stored, one row for each output v."""
+"""The two storage formats of a layer's rows df_v/dz, one row for each output v."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class RowFormat(Protocol):
     def shape(
         self, matrix: torch.Size, batch: int, outputs: int, positions: int
     ) -> tuple[int, ...]:
-        """The shape of the store; ``matrix`` is the weight's shape [g, o, i]."""
+        """Return the shape of the store; ``matrix`` is the weight's shape [g, o, i]."""
 
     def jacobian(self, store: Tensor) -> Float[Tensor, "b g No T"]:
-        """All stored rows as one matrix per sample and group."""
+        """Return all stored rows as one matrix per sample and group."""
 
     def at_one_position(self, store: Tensor) -> Float[Tensor, "b g N o"]:
-        """The stored rows of a layer with one position."""
+        """Return the stored rows of a layer with one position."""
 
     def bias_rows(self, store: Tensor) -> Float[Tensor, "b N o"]:
-        """The derivative by a bias that is added at each position."""
+        """Return the derivative with respect to a bias that is added at each position."""
 
 
 class RowsByGroup:

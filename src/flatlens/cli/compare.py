@@ -129,7 +129,9 @@ def _kind(path: Path) -> Kind:
     if path.is_dir():
         return "run"
     if not path.is_file():
-        raise FlatlensError(f"{path} is no regular file; give a checkpoint or a saved measurement.")
+        raise FlatlensError(
+            f"{path} is not a regular file; give a checkpoint or a saved measurement."
+        )
     with path.open("rb") as file:
         return "measurement" if file.read(64).lstrip().startswith(b"{") else "checkpoint"
 

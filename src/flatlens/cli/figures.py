@@ -11,13 +11,13 @@ from flatlens.errors import FlatlensError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-AUTHOR = "Drawn by flatlens"  # stands in the metadata of every figure
+AUTHOR = "Drawn by flatlens"  # in the metadata of every figure
 # the field of the metadata that takes the author, by format
 FIELDS = {".png": "Software", ".pdf": "Creator", ".svg": "Creator"}
 
 
 def check_figure(path: Path) -> None:
-    """Refuse a figure of another format, or one that would replace a file of the user.
+    """Raise if a figure has another format, or would replace a file of the user.
 
     Raises:
         FlatlensError: if the name has another suffix, the folder does not exist, or the file is

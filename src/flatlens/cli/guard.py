@@ -1,4 +1,4 @@
-"""Every error of a command becomes one sentence and an exit code."""
+"""Turn every error of a command into one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def guarded(command: Callable[[Sequence[str] | None], object], argv: Sequence[st
             _print_any_name()
             code = command(argv)
             if sys.stdout is not None:
-                sys.stdout.flush()  # notices here, not at exit, that the reader has gone
+                sys.stdout.flush()  # raises here, not at exit, if the reader has gone
         except KeyboardInterrupt:
             return INTERRUPTED
         except SystemExit as error:
@@ -113,7 +113,7 @@ def _explain(error: Exception) -> int:
     if isinstance(error, BrokenPipeError):  # the reader (`| head`) has gone
         _drop_output()
         return FAILED
-    if message := vars(error).get("told"):  # raised by the factory of a model
+    if message := vars(error).get("sentence"):  # raised by the factory of a model
         return refuse(message)
     if isinstance(error, ModuleNotFoundError) and (extra := _extra(error)):
         return refuse(f"This needs the package {error.name}: pip install 'flatlens[{extra}]'")
@@ -134,7 +134,7 @@ def _extra(error: ModuleNotFoundError) -> str | None:
 
 
 def _unexpected(error: Exception) -> int:
-    """Describe an error that nobody thought of; the traceback is there for those who ask."""
+    """Describe an unexpected error; an environment variable shows the traceback."""
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
     frames = traceback.extract_tb(error.__traceback__)
@@ -144,7 +144,7 @@ def _unexpected(error: Exception) -> int:
 
 
 def _drop_output() -> None:
-    """Send the rest of standard output nowhere, so that the exit does not fail on it."""
+    """Discard the rest of standard output, so that the exit does not fail on it."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

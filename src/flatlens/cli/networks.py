@@ -1,4 +1,4 @@
-"""Networks and samples that the words of a command line name."""
+"""Load the networks and samples that a command line names."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def load_samples(
 
 
 def with_tokenizer(data: str, model: str) -> str:
-    """Let text be read with the tokenizer of a model of Transformers, unless another is named.
+    """Add the tokenizer of a model of Transformers to text data, unless one is named.
 
     >>> with_tokenizer("text:book.txt?length=9", "hf:gpt2")
     'text:book.txt?length=9&tokenizer=gpt2'
@@ -67,7 +67,7 @@ def with_tokenizer(data: str, model: str) -> str:
 
 
 def selected_output(output: str | None, position: str | None, model: str, data: str) -> Any:
-    """Return what of the network's result is measured: a key, an index or a function."""
+    """Return the part of the network's result to measure: a key, an index or a function."""
     key: Any = int(output) if output is not None and output.isdecimal() else output
     if key is None and model.startswith("hf:"):
         key = "logits"
@@ -114,7 +114,7 @@ def draw(there: int, n: int | None, seed: int) -> Tensor:
     torch's global generator is left alone.
 
     Args:
-        there: number of samples that there are.
+        there: number of available samples.
         n: number of samples to draw. By default 100, or all if there are fewer.
         seed: the same seed draws the same samples.
 

@@ -11,7 +11,7 @@ from cyclopts.validators import Number
 
 from flatlens.training.options import options, whole_number
 
-LARGEST = 2**63 - 1  # what torch counts to
+LARGEST = 2**63 - 1  # largest integer of torch
 Positive = Annotated[int, Parameter(converter=whole_number, validator=Number(gte=1, lte=LARGEST))]
 Natural = Annotated[int, Parameter(converter=whole_number, validator=Number(gte=0, lte=LARGEST))]
 

@@ -1,4 +1,4 @@
-"""Refuse outputs that would destroy a file that flatlens did not write."""
+"""Check output files, so that no file is destroyed that flatlens did not write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flatlens.errors import FlatlensError
 
 
 def check_output_file(path: Path, is_own: Callable[[Path], bool], what: str) -> None:
-    """Refuse an output that is neither new nor a regular file that flatlens wrote.
+    """Raise if an output is neither new nor a regular file that flatlens wrote.
 
     Args:
         path: the file to write.
@@ -29,7 +29,7 @@ def check_output_file(path: Path, is_own: Callable[[Path], bool], what: str) -> 
     if stat.S_ISDIR(mode):
         raise FlatlensError(f"{path} is a folder; name a file for {what}.")
     if not stat.S_ISREG(mode):
-        raise FlatlensError(f"{path} is no regular file; name another file for {what}.")
+        raise FlatlensError(f"{path} is not a regular file; name another file for {what}.")
     if not is_own(path):
         raise FlatlensError(
             f"{path} exists and is not {what} of flatlens; name another file, or delete it first."
@@ -37,13 +37,13 @@ def check_output_file(path: Path, is_own: Callable[[Path], bool], what: str) -> 
 
 
 def check_output_folder(folder: Path, names: Sequence[str] = ()) -> None:
-    """Refuse a folder that is something else, or whose files ``names`` are no regular files."""
+    """Raise if a folder is something else, or if one of its files is not a regular file."""
     if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
         raise FlatlensError(f"Cannot use {folder}: File exists and is not a folder.")
     for name in names:
         path = folder / name
         if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise FlatlensError(f"{path} is no regular file; choose another --out.")
+            raise FlatlensError(f"{path} is not a regular file; choose another --out.")
 
 
 def begins_with(text: str, within: int = 10_000) -> Callable[[Path], bool]:

@@ -52,13 +52,17 @@ def train(
     settings = Config.from_dict(base | options, str(config))
     named = {str(options.get("model", Config().model))}
     check_trusted([settings.model], str(config), trust=trust, named=named)
-    own = own_names(settings.quantities)
+    own_quantities = own_names(settings.quantities)
     check_trusted(
-        own, str(config), trust=trust, named=options.get("quantities") or (), option="quantities"
+        own_quantities,
+        str(config),
+        trust=trust,
+        named=options.get("quantities") or (),
+        option="quantities",
     )
     folder = Path("runs") / settings.name if out is None else out
     check_output_folder(folder)
-    for name in (settings.model, *own):
+    for name in (settings.model, *own_quantities):
         import_factory(name, Path.cwd())
     last = train(settings, folder, progress=show_progress(quiet)).to_dict("records")[-1]
     if quiet:

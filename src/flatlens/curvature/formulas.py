@@ -15,7 +15,7 @@ from flatlens.capture.no_trace import ignore_hook
 
 
 class RightFormulas(TorchFunctionMode):
-    """Run formulas in place of kernels whose derivatives are wrong.
+    """A mode that runs formulas in place of kernels whose derivatives are wrong.
 
     Args:
         ignore_hooks: also ignore hooks that the model puts on its own tensors. A measurement must
@@ -52,7 +52,7 @@ def _batch_norm(
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """v g / ||v||, a norm for each index of ``dim``, or one of all (dim = -1)."""
+    """Return v g / ||v||, with a norm for each index of ``dim``, or one norm for dim = -1."""
     over = [i for i in range(v.dim()) if dim == -1 or i != dim % v.dim()]
     norm = torch.linalg.vector_norm(v.unsqueeze(-1), dim=[*over, -1], keepdim=True).squeeze(-1)
     return v * (g / norm)

@@ -1,8 +1,8 @@
-"""Gauges of a training: the trace of the empirical Fisher, gradient noise, batch sharpness.
+"""Numbers to monitor a training: empirical Fisher trace, gradient noise scale, batch sharpness.
 
-None of these stands in the paper, and no inequality of flatlens is about them. Each says who
-defined it. Their costs differ: the Fisher trace and the noise scale take one vector-Jacobian
-product a sample, batch sharpness takes products with the Hessian.
+They are not from the paper, and no inequality of flatlens is about them. Each docstring cites its
+source. Their costs differ: the Fisher trace and the noise scale take one vector-Jacobian product a
+sample, batch sharpness takes products with the Hessian.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ def fisher_trace(
 ) -> Estimate:
     """Return the trace of the empirical Fisher matrix, (1/n) sum_i ||grad_theta l_i||^2.
 
-    l_i is the loss of sample i at its own target. For a likelihood and targets drawn from the model
-    the expectation is the trace of the Fisher matrix (Amari 1998); with the targets of the data it
-    is the "empirical" one, which vanishes at interpolation (Kunstner et al. 2019). It costs one
-    vector-Jacobian product a sample: grad_theta l_i = J_i^T dl/df.
+    l_i is the loss of sample i at its own target. For a negative log-likelihood and targets drawn
+    from the model, the expectation is the trace of the Fisher matrix (Amari 1998). With the targets
+    of the data it is the "empirical" Fisher matrix, which vanishes at interpolation (Kunstner et
+    al. 2019). The cost is one vector-Jacobian product per sample: grad_theta l_i = J_i^T dl/df.
 
     Args:
         model: any module; it runs in evaluation mode and is left exactly as it was.
         x: as for ``measure``.
         y: targets; None takes those that the batches of x bring.
         loss: a name or a function, as for ``measure``.
-        output: what of the model's result is f.
+        output: which part of the model's result is f, as for ``measure``.
         chunk: samples at a time.
 
     Returns:
@@ -91,11 +91,18 @@ def gradient_noise_scale(
 
     g is the gradient of the mean loss over all samples given, and Sigma the covariance of the
     gradients of single samples (with n - 1). A mini-batch much smaller than this number has a
-    gradient that is mostly noise; a much larger one saves few steps. The arguments are those of
-    ``fisher_trace``.
+    gradient that is mostly noise; a much larger one saves few steps.
+
+    Args:
+        model: any module; it runs in evaluation mode and is left exactly as it was.
+        x: samples, as for ``measure``.
+        y: targets; None takes the targets that the batches of x hold.
+        loss: a name or a function, as for ``measure``.
+        output: which part of the model's result is f, as for ``measure``.
+        chunk: samples at a time.
 
     Returns:
-        The ratio; infinite where the mean gradient is zero.
+        The ratio; infinite if the mean gradient is zero.
 
     Raises:
         FlatlensError: if there is one sample only, or no targets.
@@ -134,25 +141,26 @@ def batch_sharpness(
     output: Any = None,
     chunk: int | None = None,
 ) -> Estimate:
-    """Return the mean over mini-batches of g^T H g / ||g||^2, g and H those of the batch's loss.
+    """Return the mean over mini-batches of g^T H g / ||g||^2 for gradient g and Hessian H.
 
-    It is the curvature that a step of SGD meets along its own gradient. Andreyev and Beneventano
-    (2024) define it and observe that it settles at 2 / lr under SGD ("edge of stochastic
-    stability"); that is an observation and no theorem.
+    g and H belong to the loss of the mini-batch, so this is the curvature along a step of SGD.
+    Andreyev and Beneventano (2024) define it. They observe, but do not prove, that it settles at
+    2 / lr under SGD ("edge of stochastic stability").
 
     Args:
         model: any module; it runs in evaluation mode and is left exactly as it was.
         x: as for ``measure``.
         y: targets; None takes those that the batches of x bring.
         loss: a name or a function, as for ``measure``.
-        batch_size: samples of a mini-batch; all of them where there are fewer.
-        batches: number of mini-batches, drawn without replacement within each.
-        seed: of the mini-batches: the same number whatever was measured before.
-        output: what of the model's result is f.
+        batch_size: samples of a mini-batch; if x has fewer samples, it takes all of them.
+        batches: number of mini-batches. Each is drawn without replacement.
+        seed: seed of the mini-batches.
+        output: which part of the model's result is f, as for ``measure``.
         chunk: samples at a time.
 
     Returns:
-        The mean and its standard error over mini-batches; 0 where one batch holds all samples.
+        The mean and its standard error over mini-batches. The error is 0 if one mini-batch has all
+        samples.
 
     Raises:
         FlatlensError: if there are no targets, or a second derivative does not exist.
@@ -182,7 +190,7 @@ def batch_sharpness(
 
 
 def mean_gradient(s: Surface) -> Float[Tensor, " P"]:
-    """Return the gradient of the mean loss by all trainable parameters as one vector."""
+    """Return the gradient of the mean loss for all trainable parameters as one vector."""
     total = torch.zeros(s.P, dtype=s.like.dtype, device=s.like.device)
     parameters = list(s.parameters.values())
     for inputs, samples in s.net.chunks():
@@ -200,13 +208,13 @@ def mean_gradient(s: Surface) -> Float[Tensor, " P"]:
 
 @dataclass(frozen=True)
 class _Slope:
-    """The derivative of the loss by the outputs, as one row for each sample."""
+    """The derivative of the loss with respect to the outputs, as one row for each sample."""
 
     loss: Loss
     y: Any
 
     def transposed(self, f: Tensor, samples: slice) -> Tensor:
-        """The row of each sample, [b, 1, N]."""
+        """Return the row of each sample, [b, 1, N]."""
         outputs = f.detach().requires_grad_()
         with torch.enable_grad():
             total = self.loss(outputs, as_tensor(self.y, f.device)[samples]).sum()
@@ -214,7 +222,7 @@ class _Slope:
         return slope[:, None, :]
 
     def products(self, f: Tensor, samples: slice) -> RootProducts:
-        """Products with the row and its transpose."""
+        """Return products with the row and its transpose."""
         row = self.transposed(f, samples)[:, 0]
         return RootProducts(1, lambda v: v * row, lambda w: (w * row).sum(1, keepdim=True))
 
@@ -237,7 +245,7 @@ def _squared_gradients(
 def _mini_batches(
     x: Any, y: Any, size: int, count: int, seed: int
 ) -> Iterator[list[tuple[Any, Any]]]:
-    """Yield mini-batches as lists of (inputs, targets), one entry for each batch of x it meets."""
+    """Yield mini-batches as lists of (inputs, targets), one entry for each batch of x involved."""
     pairs = list(batches(x))
     ends = np.cumsum([inputs.n for inputs, _ in pairs])
     n = int(ends[-1]) if len(ends) else 0

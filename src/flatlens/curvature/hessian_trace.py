@@ -36,12 +36,30 @@ def hessian_trace(
     output: Any = None,
     chunk: int | None = None,
 ) -> Estimate:
-    """Tr H of the mean loss over samples, Eq. 2, with its split over parameters.
+    """Estimate the trace of the Hessian of the mean loss, Tr H (Eq. 2), by Hutch++.
 
-    ``directions`` Hessian products are spent (see ``estimates``); ``rtol`` goes on to that relative
-    standard error, up to ``limit`` products. ``residual=True`` adds Tr H minus the Gauss-Newton
-    trace (Lemma B.1), which for the default loss is Tr H - S. That is 0 where f is affine in each
-    single weight (ReLU networks without norm layers, attention or reuse).
+    The estimate is exact if the network has no more parameters than ``directions``.
+
+    Args:
+        model: any module; it runs in evaluation mode and is left exactly as it was.
+        x: samples, as for ``measure``.
+        y: targets; None takes the targets that the batches of x hold.
+        loss: a name or a function, as for ``measure``.
+        directions: number of products with the Hessian.
+        rtol: relative standard error to reach with further products; None takes no further ones.
+        limit: most products with ``rtol``.
+        residual: also return Tr H minus the Gauss-Newton trace (Lemma B.1), which is Tr H - S for
+            the default loss. It is 0 if f is affine in each single weight, as in ReLU networks
+            without norm layers, attention or reuse.
+        seed: seed of the random directions.
+        output: which part of the model's result is f, as for ``measure``.
+        chunk: samples at a time.
+
+    Returns:
+        The trace with its standard error; ``per_layer`` has the part of each parameter.
+
+    Raises:
+        FlatlensError: if there are no targets, or a second derivative does not exist or is wrong.
 
     Example:
         >>> import torch
@@ -71,10 +89,28 @@ def adaptive_sharpness_hessian(
     output: Any = None,
     chunk: int | None = None,
 ) -> Estimate:
-    """Tr(H o |w||w|^T) = sum_j w_j^2 H_jj of the true Hessian, Eq. 40.
+    """Estimate the adaptive sharpness of the true Hessian, sum_j w_j^2 H_jj (Eq. 40).
 
-    It is the trace of D H D with D = diag(w); the arguments are those of ``hessian_trace``.
-    ``residual=True`` adds the distance to its Gauss-Newton form, Eq. 41 (Lemma E.2).
+    It is the trace of D H D with D = diag(w).
+
+    Args:
+        model: any module; it runs in evaluation mode and is left exactly as it was.
+        x: samples, as for ``measure``.
+        y: targets; None takes the targets that the batches of x hold.
+        loss: a name or a function, as for ``measure``.
+        directions: number of products with the Hessian.
+        rtol: relative standard error to reach with further products; None takes no further ones.
+        limit: most products with ``rtol``.
+        residual: also return the distance to the Gauss-Newton form, Eq. 41 (Lemma E.2).
+        seed: seed of the random directions.
+        output: which part of the model's result is f, as for ``measure``.
+        chunk: samples at a time.
+
+    Returns:
+        The trace with its standard error; ``per_layer`` has the part of each parameter.
+
+    Raises:
+        FlatlensError: if there are no targets, or a second derivative does not exist or is wrong.
 
     Example:
         >>> import torch
@@ -101,7 +137,7 @@ def _estimate(
     *,
     adaptive: bool,
 ) -> Estimate:
-    """Estimate Tr H, or Tr D H D with D = diag(w); a metric gives the Gauss-Newton form of it."""
+    """Estimate Tr H, or Tr D H D with D = diag(w); ``metric`` adds its Gauss-Newton form."""
     x = x if metric is None else as_list(x)
     with surface(model, x, y, loss, output, chunk) as s:
         D = s.theta
@@ -114,7 +150,7 @@ def _estimate(
 
 
 def _gauss_newton(model: nn.Module, x: Any, loss: Loss, output: Any, chunk: int | None) -> Probe:
-    """The probe of R^T f, R a root of the loss: its sharpness is the Gauss-Newton trace."""
+    """Probe R^T f for a root R of the loss: its sharpness is the Gauss-Newton trace."""
     if isinstance(loss, Custom):
         raise FlatlensError(
             "the residual is known for losses with a name only; compare with gauss_newton_trace"

@@ -1,11 +1,11 @@
-"""The loss as a surface over the trainable parameters: its Hessian through products alone.
+"""The loss as a function of the trainable parameters, and products with its Hessian.
 
-A product H v is a double backward pass. Samples go through in chunks, so memory is that of one
-chunk; the graph of its first backward pass is built once and serves all vectors of a block. Vectors
-are rows: a block is [k, P] with P the number of trainable parameters.
+A product H v is a double backward pass. Samples are processed in chunks, so only one chunk is in
+memory. The graph of its first backward pass is built once for all vectors of a block. Vectors are
+rows: a block is [k, P] with P the number of trainable parameters.
 
-Kernels of attention that know no second derivative are avoided (the math kernel is asked for), and
-those of batch and weight norm that know a wrong one (``formulas``).
+Attention runs its math kernel, because the others have no second derivative. Batch norm and weight
+norm run as formulas, because the second derivative of their kernels can be wrong (``formulas``).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from flatlens.errors import FlatlensError, counted, first_line
 from flatlens.losses import Loss, as_tensor, get_loss
 
 WORKING_SET = 256 << 20  # bytes that one chunk may keep for its backward passes
-BATCHED = 1 << 12  # networks with fewer parameters take many vectors in one batched pass ...
-TOGETHER = 32  # ... this many; with more parameters one after another is as fast
-# How far from symmetric a Hessian may be. Rounding leaves less than 1e-4 in float32 and 1e-12 in
-# float64, but 1e-7 where a model computes in float32 inside (Llama's norm layers).
+BATCHED = 1 << 12  # networks with fewer parameters take TOGETHER vectors in one batched pass
+TOGETHER = 32  # vectors of a batched pass; larger networks are as fast without batching
+# Largest relative asymmetry of a Hessian. Rounding causes less than 1e-4 in float32 and 1e-12 in
+# float64, but 1e-7 in models that compute in float32 inside (Llama's norm layers).
 ASYMMETRY = {torch.float32: 1e-2, torch.float64: 1e-5}
 
 
@@ -65,7 +65,7 @@ class Network:
         self.chunk = self._trial(chunk)
 
     def chunks(self) -> Iterator[tuple[Inputs, slice]]:
-        """Chunks of samples, and which they are."""
+        """Yield chunks of samples, each with its slice."""
         start = 0
         for inputs in self.batches:
             for s in range(0, inputs.n, self.chunk):
@@ -74,13 +74,13 @@ class Network:
             start += inputs.n
 
     def outputs(self, inputs: Inputs, call: Callable[..., Any] | None = None) -> Tensor:
-        """f as [batch, N], of the model or of ``call`` in its place."""
-        own = inputs.map(lambda t: t.clone())  # the model may overwrite what it is given
+        """Return f as [batch, N], of the model or of ``call``, which replaces it."""
+        own = inputs.map(lambda t: t.clone())  # the model may overwrite its inputs
         with RightFormulas(ignore_hooks=True):
             return outputs(own, call or self.model, self.output)
 
     def _trial(self, chunk: int | None) -> int:
-        """Samples at a time, from what one sample keeps for its backward pass."""
+        """Choose the samples at a time from the memory of one sample's backward pass."""
         stored_bytes = [0]
         owned = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
 
@@ -92,7 +92,7 @@ class Network:
         inputs = self.batches[0]
         sample = inputs.take(slice(0, 1))
         alone = 1 in (inputs.n, chunk)
-        if alone:  # no other to compare with: batch statistics are told by name
+        if alone:  # there is nothing to compare with; batch statistics raise by themselves
             with Recorder(Recording(self.model, 1, CapturePlan())):
                 in_a_batch = self.outputs(sample)
         with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
@@ -102,7 +102,7 @@ class Network:
             with torch.no_grad():
                 in_a_batch = self.outputs(inputs.take(slice(0, 2)))[:1]
         check_alone(in_a_batch, solo, lambda: self.outputs(sample))
-        # A second derivative keeps about four times what a first one does.
+        # A second derivative takes about four times the memory of a first derivative.
         return chunk or max(1, WORKING_SET // max(1, 4 * stored_bytes[0]))
 
 
@@ -116,8 +116,8 @@ class Surface:
         parameters: the parameters that vary, by name.
 
     Attributes:
-        sizes: entries of each parameter.
-        P: entries of all parameters.
+        sizes: number of entries of each parameter.
+        P: number of entries of all parameters.
         like: a vector of the right type and device.
         at_once: vectors that fit the memory.
         batched: whether several vectors take one batched pass.
@@ -132,27 +132,27 @@ class Surface:
         self.like = next(iter(parameters.values())).detach().flatten()
         self.batched = self.P <= BATCHED
         self.at_once = max(1, min(TOGETHER, VECTORS // (4 * self.P * self.like.element_size())))
-        self._graph: list[Tensor | None] = []  # the gradient and its graph, once it is built
-        self._symmetric = False  # not seen yet
+        self._graph: list[Tensor | None] = []  # the gradient with its graph, if it is built
+        self._symmetric = False  # not checked yet
 
     def restricted(self, name: str) -> Surface:
         """Return the same surface over one parameter alone."""
         return Surface(self.net, self.loss, self.y, {name: self.parameters[name]})
 
     def tensors(self, v: Float[Tensor, "*k P"]) -> list[Tensor]:
-        """Rows -> one tensor per parameter, the rows first."""
+        """Split rows into one tensor per parameter; the rows are the first dimension."""
         columns = v.split(list(self.sizes.values()), -1)
         named = zip(columns, self.parameters.values(), strict=True)
         return [part.reshape(v.shape[:-1] + p.shape).to(p) for part, p in named]
 
     @property
     def theta(self) -> Float[Tensor, " P"]:
-        """The parameters as one row."""
+        """The parameters as one vector."""
         flat = [p.detach().reshape(-1).to(self.like) for p in self.parameters.values()]
         return torch.cat(flat)
 
     def values(self, thetas: Float[Tensor, "k P"]) -> list[float]:
-        """The mean loss at other parameters, row by row (the model's own are not touched)."""
+        """Return the mean loss at other parameters, one value per row; the model is not changed."""
         with torch.no_grad():
             if self.batched:
                 try:
@@ -174,9 +174,10 @@ class Surface:
         return torch.stack(losses).sum() / self.net.n
 
     def products(self, V: Float[Tensor, "k P"]) -> Float[Tensor, "k P"]:
-        """H V^T as rows, H the Hessian of the mean loss.
+        """Return H v for each row v of V, with the Hessian H of the mean loss.
 
-        The first block tells whether H is symmetric; a single row gets a random one beside it.
+        The first block also checks that H is symmetric; for this a single row gets a random second
+        row.
         """
         if self._symmetric:
             return self._products(V)
@@ -190,10 +191,11 @@ class Surface:
         return HV[: len(V)]
 
     def _check_symmetric(self, V: Float[Tensor, "k P"], HV: Float[Tensor, "k P"]) -> None:
-        """Refuse u^T H v that differ from v^T H u by more than rounding.
+        """Raise if u^T H v differs from v^T H u by more than rounding.
 
-        Rounding is relative to H, or to the Gauss-Newton matrix where that is much larger (a
-        cross-entropy near 0, whose H is rounding alone). An H that is wrong and symmetric passes.
+        Rounding is relative to H, or to the Gauss-Newton matrix if that is much larger. This is so
+        for a cross-entropy near 0, where H is only rounding. An H that is wrong but symmetric is
+        not detected.
         """
         B, unit = V @ HV.mT, float(V.norm()) / self.P**0.5
         off, size = float((B - B.mT).norm()), unit * float(HV.norm())
@@ -204,13 +206,13 @@ class Surface:
         if off > 100 * eps * unit**2 * self._gauss_newton():
             raise FlatlensError(
                 f"the Hessian of the loss is not symmetric (by {off / size:.1g} of its size): the "
-                "second derivative of an operation is wrong (a fault of torch, a backward pass of "
-                "one's own, a detach); replace that operation, or use sharpness (Eq. 3), which "
-                "needs first derivatives only"
+                "second derivative of an operation is wrong (a bug of torch, a custom backward "
+                "pass, a detach); replace that operation, or use sharpness (Eq. 3), which needs "
+                "first derivatives only"
             )
 
     def _gauss_newton(self) -> float:
-        """About mean_i ||df/dtheta||^2, from one random direction of the outputs."""
+        """Estimate mean_i ||df/dtheta||^2 from one random direction of the outputs."""
         total = 0.0
         for inputs, _ in self.net.chunks():
             f = self.net.outputs(inputs)
@@ -229,26 +231,26 @@ class Surface:
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
                 raise FlatlensError(
-                    "the model has no second derivative by its parameters "
+                    "the model has no second derivative with respect to its parameters "
                     f"({first_line(error)}); replace that operation, or use sharpness (Eq. 3), "
                     "which needs first derivatives only"
                 ) from error
-            if inputs.n == self.net.n:  # one chunk is all: its graph serves the next block, too
+            if inputs.n == self.net.n:  # the only chunk: keep its graph for the next block
                 self._graph = gradient
-        if not bool(torch.isfinite(HV.sum(dtype=torch.float64))):  # one bad entry spoils the sum
+        if not bool(torch.isfinite(HV.sum(dtype=torch.float64))):  # one check for all entries
             raise FlatlensError("a product with the Hessian is not finite; rescale the loss")
         return HV
 
     def _share(self, inputs: Inputs, samples: slice) -> Tensor | None:
-        """What a chunk adds to the mean loss, with its graph; None where that is kept."""
+        """Return a chunk's part of the mean loss, with its graph; None if the graph is kept."""
         if self._graph:
             return None
-        with sdpa_kernel(SDPBackend.MATH):  # made anew: such a context serves once
+        with sdpa_kernel(SDPBackend.MATH):  # a new one each time, as such a context works once
             f = self.net.outputs(inputs)
         return self.loss(f, self.y[samples]).sum() / self.net.n
 
     def _gradients(self, of: Any, **options: Any) -> list[Tensor | None]:
-        """By each parameter; None where nothing depends on it."""
+        """Return the gradient for each parameter; None if nothing depends on it."""
         if isinstance(of, Tensor) and not of.requires_grad:
             return [None] * len(self.parameters)
         gradients = torch.autograd.grad(
@@ -259,7 +261,7 @@ class Surface:
     def _second(
         self, gradient: list[Tensor | None], V: Float[Tensor, "k P"]
     ) -> Float[Tensor, "k P"]:
-        """d/dtheta of <gradient, v> for each row v."""
+        """Return d/dtheta of <gradient, v> for each row v."""
         alive = [i for i, g in enumerate(gradient) if g is not None and g.requires_grad]
         if not alive:  # the gradient does not change with the parameters
             return torch.zeros_like(V)
@@ -290,7 +292,7 @@ def _targets(net: Network, y: Any, like: Tensor) -> Tensor:
         if any(t is None for t in net.targets):
             raise FlatlensError("a loss needs targets; give y, or batches of (inputs, targets)")
         return torch.cat([as_tensor(t, like.device) for t in net.targets])
-    y = as_tensor(y, like.device).clone()  # an inference tensor would not do for a gradient
+    y = as_tensor(y, like.device).clone()  # an inference tensor cannot be used in autograd
     if y.dim() == 0 or len(y) != net.n:
         entries = 1 if y.dim() == 0 else len(y)
         raise FlatlensError(
@@ -301,16 +303,17 @@ def _targets(net: Network, y: Any, like: Tensor) -> Tensor:
 
 
 def _normal(shape: torch.Size, like: Tensor) -> Tensor:
-    """Random numbers, the same each time and on every device, and other ones than an estimate's."""
+    """Draw normal numbers, the same on every device, from another seed than any estimate."""
     generator = torch.Generator().manual_seed(0x5EED)
     return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(like)
 
 
 @contextlib.contextmanager
 def opened(model: nn.Module) -> Iterator[tuple[nn.Module, torch.dtype | None]]:
-    """The model to run, and the precision for its inputs if that is not theirs.
+    """Yield the model to run, and the precision for its inputs if they must be converted.
 
-    Evaluation mode, no fast paths around autograd; all is put back at the end.
+    The model is in evaluation mode, without fast paths around autograd. Everything is restored at
+    the end.
     """
     model = original(model)
     fast = torch.backends.mha.get_fastpath_enabled()
@@ -326,7 +329,7 @@ def opened(model: nn.Module) -> Iterator[tuple[nn.Module, torch.dtype | None]]:
 
 @contextlib.contextmanager
 def network(model: nn.Module, x: Any, output: Any, chunk: int | None) -> Iterator[Network]:
-    """A model and its samples; the model is left as found."""
+    """Yield a model with its samples; the model is left as found."""
     with opened(model) as (inner, dtype):
         yield Network(inner, x, output, chunk, dtype)
 
@@ -340,7 +343,7 @@ def surface(
     output: Any,
     chunk: int | None,
 ) -> Iterator[Surface]:
-    """A model's mean loss over samples by its trainable parameters; the model is left as found."""
+    """Yield the mean loss over samples as a function of the trainable parameters."""
     with opened(model) as (inner, dtype):
         net = Network(inner, x, output, chunk, dtype)
         trained = {name: p for name, p in inner.named_parameters() if p.requires_grad}

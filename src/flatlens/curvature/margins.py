@@ -1,4 +1,4 @@
-"""How far each sample is from another decision, to first order."""
+"""The distance of each sample to another decision, to first order."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ def margin_radius(
     """Return the first-order distance of each sample to the next decision.
 
     The margin of a sample is m(x) = f_c(x) - max_{k != c} f_k(x) with its class c (by default the
-    predicted one), and the radius m / ||dm/dx||_2 (Elsayed et al. 2018). Where f is affine on the
-    way, a perturbation of that length changes the decision and no shorter one does; otherwise it is
-    an estimate. It is negative for a sample that is classified wrongly, and infinite where the
-    margin does not depend on the input.
+    predicted one), and the radius m / ||dm/dx||_2 (Elsayed et al. 2018). If f is affine along the
+    way, a perturbation of that length changes the decision and no shorter one does; otherwise the
+    radius is an estimate. It is negative for a sample that is classified wrongly, and infinite if
+    the margin does not depend on the input.
 
     Args:
         model: any module; it runs in evaluation mode and is left exactly as it was.
         x: as for ``measure``.
         y: class indices; None takes the predicted classes.
-        output: what of the model's result is f.
+        output: which part of the model's result is f, as for ``measure``.
         chunk: samples at a time.
 
     Returns:
         The mean over samples; ``samples`` has one radius per sample.
 
     Raises:
-        FlatlensError: if there is one output only, or the input is not of floating point.
+        FlatlensError: if the network has only one output, or the input is not a floating-point
+            tensor.
 
     Example:
         >>> import torch
@@ -62,7 +63,7 @@ def margin_radius(
             )
             leaves = fed.floating
             if not leaves:
-                raise FlatlensError("the input is of integers: there is no distance to a decision")
+                raise FlatlensError("the input holds integers: there is no distance to a decision")
             f = net.outputs(fed)
             margin = _margins(f, None if y is None else as_tensor(y, f.device)[samples])
             grads = torch.autograd.grad(margin.sum(), leaves, allow_unused=True)

@@ -33,11 +33,27 @@ def normalized_sharpness(
     output: Any = None,
     chunk: int | None = None,
 ) -> Estimate:
-    """Eq. 36 with the Gauss-Newton diagonal H_kj = mean_i ||df/dW_kj||^2 (Tsuzuku et al.).
+    """Minimise sharpness over scales of the rows and columns of a weight (Eq. 36, Tsuzuku et al.).
 
-    min over s, t of sum_kj H_kj (s_k t_j)^2 + W_kj^2 / (4 lambda^2 (s_k t_j)^2), for the layer
-    named, or summed over all measured layers whose weight is a trainable parameter (``per_layer``
-    has each). A convolution's columns are the entries of its patches; groups are minimised apart.
+    The value is the minimum over s and t of
+    sum_kj H_kj (s_k t_j)^2 + W_kj^2 / (4 lambda^2 (s_k t_j)^2) with the Gauss-Newton diagonal
+    H_kj = mean_i ||df/dW_kj||^2. The columns of a convolution are the entries of its patches. Each
+    group of a layer is minimised separately.
+
+    Args:
+        model: any module; it runs in evaluation mode and is left exactly as it was.
+        x: samples, as for ``measure``.
+        layer: name of the layer. By default the values of all measured layers with a trainable
+            weight are summed.
+        lam: lambda of Eq. 36.
+        output: which part of the model's result is f, as for ``measure``.
+        chunk: samples at a time.
+
+    Returns:
+        The minimum; ``per_layer`` has the value of each layer.
+
+    Raises:
+        FlatlensError: if ``lam`` is not positive, or there is no such layer.
 
     Example:
         >>> net = torch.nn.Linear(1, 1).double()
@@ -46,12 +62,12 @@ def normalized_sharpness(
         6.0
     """
     if not 0 < lam < float("inf"):
-        raise FlatlensError(f"lam={lam} is no scale of Eq. 36; give a finite number above 0")
+        raise FlatlensError(f"lam={lam} is not a scale of Eq. 36; give a finite number above 0")
     with network(model, x, output, chunk) as net:
         seen = SeenLayers(net)
         names = [seen.find(layer, list(seen.calls))] if layer else list(seen.calls)
         if not names:
-            raise FlatlensError("the network has no linear or convolutional layer that is trained")
+            raise FlatlensError("the network has no trainable linear or convolutional layer")
         minima = {}
         for name, H in _curvatures(net, seen, names).items():
             W = seen.calls[name][0].layer.matrix.double().cpu().numpy()
@@ -63,7 +79,7 @@ def normalized_sharpness(
 def _curvatures(
     net: Network, seen: SeenLayers, names: list[str]
 ) -> dict[str, Float[Tensor, "g o i"]]:
-    """mean_i ||df/dW||^2 entry by entry of each weight, as a matrix per group."""
+    """Return mean_i ||df/dW_kj||^2 for each entry of each weight, as a matrix per group."""
     layouts = {name: seen.layout(name) for name in names}
     simple = [name for name in names if layouts[name] is not None]
     others = [name for name in names if layouts[name] is None]
@@ -108,7 +124,7 @@ def _by_positions(
 
 
 def _squares(J: Float[Tensor, "b g o T"], u: Float[Tensor, "b g i T"]) -> Float[Tensor, "g o i"]:
-    """sum over samples of (sum_p J_p u_p^T)^2, entry by entry, float64."""
+    """Sum (sum_p J_p u_p^T)^2 over samples for each entry, in float64."""
     if J.shape[-1] == 1:
         J2, u2 = J.squeeze(-1).double().square(), u.squeeze(-1).double().square()
         return torch.einsum("bgo,bgi->goi", J2, u2)

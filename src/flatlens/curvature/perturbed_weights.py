@@ -40,17 +40,40 @@ def adaptive_sharpness_sampled(
     output: Any = None,
     chunk: int | None = None,
 ) -> Estimate:
-    """(2 / rho^2) E[L(w + delta) - L(w)], delta ~ N(0, rho^2 diag(w^2)), Eq. 38.
+    """Estimate adaptive sharpness from random perturbations of the weights (Eqs. 38 and 46).
 
-    Each of the ``perturbations`` is a pair w + delta, w - delta (``antithetic=False``: the first
-    alone), which removes the first-order term, most of the noise. It tends to Eq. 40 as rho -> 0,
-    where the loss is smooth: kinks (ReLU, max-pool) that a perturbation crosses count in it as
-    curvature, and Eq. 40 knows nothing of them (an untrained VGG at rho = 0.1: 0.72 against 0.22).
-    ``scaling="paper"`` is Eq. 46 as printed (no factor), "code" the authors' 1 / rho^2, which with
-    ``loss="squared"`` is Eq. 38 for 1/2 ||f - y||^2. ``rtol`` adds perturbations, up to ``limit``,
-    until that relative standard error is met. ``passes`` counts evaluations of the loss. The
-    standard error contains the rounding of the loss, which 2 / rho^2 magnifies: take float64 for a
-    rho below 0.01.
+    Eq. 38 is (2 / rho^2) E[L(w + delta) - L(w)] with delta ~ N(0, rho^2 diag(w^2)). If the loss is
+    smooth, it tends to Eq. 40 as rho -> 0. If a perturbation crosses a kink (ReLU, max-pool), the
+    kink counts as curvature, which Eq. 40 does not see. For an untrained VGG at rho = 0.1 Eq. 38
+    gives 0.72 and Eq. 40 gives 0.22.
+
+    The standard error includes the rounding of the loss, which the factor 2 / rho^2 magnifies. Use
+    float64 for a rho below 0.01.
+
+    Args:
+        model: any module; it runs in evaluation mode and is left exactly as it was.
+        x: samples, as for ``measure``.
+        y: targets; None takes the targets that the batches of x hold.
+        loss: a name or a function, as for ``measure``.
+        rho: size of the perturbations relative to the weights.
+        perturbations: number of perturbations, two or more.
+        antithetic: evaluate each perturbation at w + delta and w - delta. This removes the
+            first-order term, which is most of the noise.
+        scaling: the factor of the mean increase. "eq38" is 2 / rho^2. "paper" is 1, as Eq. 46 is
+            printed. "code" is the authors' 1 / rho^2, which with ``loss="squared"`` is Eq. 38 for
+            the loss 1/2 ||f - y||^2.
+        rtol: relative standard error to reach with further perturbations; None takes no further
+            ones.
+        limit: most perturbations with ``rtol``.
+        seed: seed of the perturbations.
+        output: which part of the model's result is f, as for ``measure``.
+        chunk: samples at a time.
+
+    Returns:
+        The mean with its standard error; ``passes`` counts evaluations of the loss.
+
+    Raises:
+        FlatlensError: if an argument is out of range, or there are no targets.
 
     Example:
         >>> net = torch.nn.Linear(2, 1, bias=False).double()
@@ -62,7 +85,7 @@ def adaptive_sharpness_sampled(
     """
     if scaling not in SCALINGS:
         raise FlatlensError(f"scaling={scaling!r} is unknown; use one of {', '.join(SCALINGS)}")
-    if not 1e-150 < rho < 1e150 or perturbations < 2:  # its square is a float
+    if not 1e-150 < rho < 1e150 or perturbations < 2:  # rho^2 must be a float
         raise FlatlensError("give a finite rho above 0, and two perturbations for a standard error")
     generator = torch.Generator().manual_seed(seed)
     with surface(model, x, y, loss, output, chunk) as s:
@@ -80,10 +103,8 @@ def adaptive_sharpness_sampled(
                 if antithetic:
                     there = (there + s.values(theta - delta)) / 2
                 increases += (factor * (there - here)).tolist()
-            value, se = (
-                float(np.mean(increases)),
-                float(np.std(increases, ddof=1)) / len(increases) ** 0.5,
-            )
+            value = float(np.mean(increases))
+            se = float(np.std(increases, ddof=1)) / len(increases) ** 0.5
             if rounding > 0.01 * se:
                 se = float(np.hypot(se, rounding))
             converged = rtol is None or se <= rtol * abs(value)

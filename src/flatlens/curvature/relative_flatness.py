@@ -37,13 +37,35 @@ def relative_flatness(
     output: Any = None,
     chunk: int | None = None,
 ) -> Estimate:
-    """kappa = sum over rows s, s' of <w_s, w_s'> Tr H_ss' for one linear layer (Petzka et al.).
+    """Compute the relative flatness of one linear layer (Petzka et al. 2021).
 
-    H_ss' is the block of the Hessian of the mean loss between rows s and s' of the weight. By
-    default the layer is the last linear one that is called. Where its outputs are the network's,
-    the value is exact: mean_i ||phi_i||^2 Tr(W W^T d2L_i/df2), which for 1/2 ||f - y||^2 is
-    ||W||_F^2 mean_i ||phi_i||^2. Else kappa = Tr(C^T H C) with C C^T = W W^T, by the products of
-    ``hessian_trace``, whose other arguments these are.
+    It is kappa = sum over rows s, s' of <w_s, w_s'> Tr H_ss', where H_ss' is the block of the
+    Hessian of the mean loss between rows s and s' of the weight. There are two ways to compute it:
+
+    - If the outputs of the layer are those of the network, kappa is exactly
+      mean_i ||phi_i||^2 Tr(W W^T d2L_i/df2) with the layer's inputs phi_i. For the loss
+      1/2 ||f - y||^2 this is ||W||_F^2 mean_i ||phi_i||^2.
+    - For any other layer kappa = Tr(C^T H C) with C C^T = W W^T is estimated by Hutch++.
+
+    Args:
+        model: any module; it runs in evaluation mode and is left exactly as it was.
+        x: samples, as for ``measure``.
+        y: targets; None takes the targets that the batches of x hold.
+        loss: a name or a function, as for ``measure``.
+        layer: name of the layer. By default it is the last linear layer that is called.
+        directions: number of products with the Hessian.
+        rtol: relative standard error to reach with further products; None takes no further ones.
+        limit: most products with ``rtol``.
+        seed: seed of the random directions.
+        output: which part of the model's result is f, as for ``measure``.
+        chunk: samples at a time.
+
+    Returns:
+        kappa, with a standard error if it is estimated.
+
+    Raises:
+        FlatlensError: if the layer is not a linear layer with a trainable weight, or there are no
+            targets.
 
     Example:
         >>> net = torch.nn.Linear(2, 1).double()
@@ -59,8 +81,8 @@ def relative_flatness(
             raise FlatlensError("relative flatness needs a linear layer with a trainable weight")
         if layer is None and seen.last_linear is not seen.calls[name][-1]:
             raise FlatlensError(
-                "the weight of the last linear layer is no trainable parameter; name another one "
-                f"with layer= ({', '.join(map(short_name, linear))})"
+                "the weight of the last linear layer is not a trainable parameter; name another "
+                f"layer with layer= ({', '.join(map(short_name, linear))})"
             )
         if seen.is_output(name):
             values = torch.cat(
@@ -68,30 +90,41 @@ def relative_flatness(
             )
             estimate = Estimate(float(values.mean()), samples=values.numpy())
         else:
-            part, layer_map = s.restricted(name), seen.calls[name][-1].layer
-            assert isinstance(layer_map, Linear)
-            W, shape = layer_map.matrix[0], layer_map.weight.shape
-            U, S, _ = torch.linalg.svd(W.double(), full_matrices=False)
-            C, size = (U * S).to(W), (len(S), W.shape[1])
-
-            def turned(V: Tensor) -> Tensor:
-                return V.mT if layer_map.turned else V
-
-            def products(G: Tensor) -> Tensor:
-                V = turned(C @ G.unflatten(1, size))
-                HV = part.products(V.flatten(1)).unflatten(1, shape)
-                return (C.mT @ turned(HV)).flatten(1)
-
+            linear_layer = seen.calls[name][-1].layer
+            assert isinstance(linear_layer, Linear)
+            products, size = _inner_products(s.restricted(name), linear_layer)
             estimate = trace(
-                products, {name: size[0] * size[1]}, part.like,
+                products, {name: size}, s.like,
                 directions=directions, rtol=rtol, limit=limit, seed=seed,
             )  # fmt: skip
     name = short_name(name)
     return replace(estimate, per_layer={name: estimate.value}, per_layer_se={name: estimate.se})
 
 
+def _inner_products(part: Surface, layer: Linear) -> tuple[Callable[[Tensor], Tensor], int]:
+    """Return products with C^T H C for C C^T = W W^T, and the number of its rows.
+
+    Args:
+        part: the loss as a function of the layer's weight alone.
+        layer: the layer, with the weight W.
+    """
+    W, shape = layer.matrix[0], layer.weight.shape
+    U, S, _ = torch.linalg.svd(W.double(), full_matrices=False)
+    C, size = (U * S).to(W), (len(S), W.shape[1])
+
+    def turned(V: Tensor) -> Tensor:
+        return V.mT if layer.turned else V
+
+    def products(G: Tensor) -> Tensor:
+        V = turned(C @ G.unflatten(1, size))
+        HV = part.products(V.flatten(1)).unflatten(1, shape)
+        return (C.mT @ turned(HV)).flatten(1)
+
+    return products, size[0] * size[1]
+
+
 def _output_flatness(s: Surface, name: str, inputs: Inputs, samples: slice) -> Float[Tensor, " b"]:
-    """||phi||^2 Tr(W W^T d2L/df2) of each sample, for the layer whose outputs are f."""
+    """Return ||phi||^2 Tr(W W^T d2L/df2) of each sample, for the layer whose outputs are f."""
     f, calls = record(s.net, inputs)
     call = next(c for c in calls if c.layer.weight is s.parameters[name])
     W, phi = call.layer.matrix[0].double(), call.x.reshape(inputs.n, -1).double()

@@ -1,4 +1,4 @@
-"""The layers of a network by their weight, from runs on one sample and on two."""
+"""The layers of a network, found by running it on one sample and on two."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from flatlens.passes.arrangement import call_layout
 
 
 class SeenLayers:
-    """The measured layers of a network by their weight parameter, from runs on one and two samples.
+    """The measured layers of a network by the name of their weight.
 
-    ``calls`` holds those whose weight is a trainable parameter. A layer is ``simple`` where its
-    weight is used in one call only, with known rows for each sample of a batch.
+    ``calls`` holds the layers whose weight is a trainable parameter. A layer is ``simple`` if its
+    weight is used in only one call, in which the rows of each sample are known.
     """
 
     def __init__(self, net: Network) -> None:
@@ -29,7 +29,7 @@ class SeenLayers:
         self.f, self.single_calls = record(net, inputs.take(slice(0, 1)))
         self.graph = Graph(self.f) if self.f.requires_grad else None
         self.calls: dict[str, list[Call]] = {}
-        self.place: dict[str, int] = {}  # of the last call
+        self.place: dict[str, int] = {}  # index of each weight's last call
         self.last_linear: Call | None = None
         names = {id(p): name for name, p in net.model.named_parameters() if p.requires_grad}
         for place, call in enumerate(self.single_calls):
@@ -43,7 +43,7 @@ class SeenLayers:
         self.pairs = pair_calls if len(pair_calls) == len(self.single_calls) else []
 
     def find(self, layer: str | None, names: list[str]) -> str:
-        """The weight parameter of a layer's name; by default the last one of ``names``."""
+        """Return the name of a layer's weight; without a layer the last one of ``names``."""
         if layer is None:
             return max(names, key=lambda name: self.place[name])
         for name in names:
@@ -55,7 +55,7 @@ class SeenLayers:
         )
 
     def is_output(self, name: str) -> bool:
-        """Whether f is what this layer gives, at one position, and its weight has no other use."""
+        """Whether f is this layer's output at one position, and its weight has no other use."""
         call, graph = self.calls[name][-1], self.graph
         assert graph is not None
         end = graph.below_reshapes(get_gradient_edge(self.f))[0].node
@@ -66,7 +66,7 @@ class SeenLayers:
         )
 
     def layout(self, name: str) -> Layout | None:
-        """Where a simple layer's input has its samples; None for a layer that is not simple."""
+        """Return the layout of a simple layer's input; None for a layer that is not simple."""
         calls, graph = self.calls[name], self.graph
         assert graph is not None
         if not self.pairs or len(calls) > 1 or graph.uses(calls[0].layer.weight) > 1:
@@ -76,7 +76,7 @@ class SeenLayers:
 
 
 def record(net: Network, inputs: Inputs) -> tuple[Float[Tensor, "b N"], list[Call]]:
-    """f and the calls that made it; a call is cloned only where something overwrites it."""
+    """Return f and its layer calls; tensors of a call are cloned only if they are overwritten."""
     overwritten: frozenset[int] = frozenset()
     while True:
         recording = Recording(net.model, inputs.n, CapturePlan(None, overwritten))
@@ -88,5 +88,5 @@ def record(net: Network, inputs: Inputs) -> tuple[Float[Tensor, "b N"], list[Cal
 
 
 def short_name(name: str) -> str:
-    """A layer is named after its weight: "fc.weight" -> "fc"."""
+    """Return the name of a layer from the name of its weight: "fc.weight" -> "fc"."""
     return name.removesuffix("weight").rstrip("._") or name

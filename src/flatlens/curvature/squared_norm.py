@@ -1,4 +1,4 @@
-"""The squared norm of a tensor, to differentiate: fast where memory is the limit."""
+"""A differentiable squared norm of a tensor, which saves memory traffic."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor
 def squared_norm(g: Tensor) -> Float[Tensor, ""]:
     """Return the sum of squares of all numbers, with all its derivatives.
 
-    The same as `g.square().sum()`, which writes several tensors of the size of g until it is
-    differentiated. Here it is one.
+    `g.square().sum()` and its derivative write several tensors of the size of g. This function
+    writes one.
 
     >>> g = torch.tensor([3.0, 4.0], requires_grad=True)
     >>> torch.autograd.grad(squared_norm(g), g)
     (tensor([6., 8.]),)
     """
-    if type(g) is not Tensor:  # a sharded tensor has rules of its own for each operation
+    if type(g) is not Tensor:  # a sharded tensor needs its own operations
         return g.square().sum()
     return _SquaredNorm.apply(g)
 
 
 class _SquaredNorm(torch.autograd.Function):
-    """One reading of g forwards, one product backwards, which can be differentiated again."""
+    """A sum of squares that reads g once forwards, and takes one product backwards."""
 
     generate_vmap_rule = True
 

@@ -29,10 +29,27 @@ def lambda_max(
     output: Any = None,
     chunk: int | None = None,
 ) -> Estimate:
-    """The largest eigenvalue of the Hessian of the mean loss, by Lanczos.
+    """Find the largest eigenvalue of the Hessian of the mean loss by Lanczos.
 
-    ``certificate`` is how far the next eigenvalue can be; where it is not within ``rtol`` of the
-    value after ``max_iter`` products, ``converged`` is False and ``float`` of the result refuses.
+    Args:
+        model: any module; it runs in evaluation mode and is left exactly as it was.
+        x: samples, as for ``measure``.
+        y: targets; None takes the targets that the batches of x hold.
+        loss: a name or a function, as for ``measure``.
+        rtol: largest ``certificate`` relative to the value.
+        max_iter: most products with the Hessian.
+        seed: seed of the start vector.
+        output: which part of the model's result is f, as for ``measure``.
+        chunk: samples at a time.
+
+    Returns:
+        The value. An eigenvalue lies within ``certificate`` of it. If ``certificate`` is still too
+        large after ``max_iter`` products, ``converged`` is False and ``float`` of the result
+        raises.
+
+    Raises:
+        FlatlensError: if an argument is out of range, there are no targets, or a second derivative
+            does not exist or is wrong.
 
     Example:
         >>> import torch
@@ -52,9 +69,20 @@ def lambda_max(
 def edge_of_stability(
     lr: float, model: nn.Module, x: Any, y: Any = None, **options: Any
 ) -> Estimate:
-    """lr lambda_max / 2: gradient descent on the loss is unstable above 1.
+    """Return lr lambda_max / 2; gradient descent is unstable above 1 (Cohen et al. 2021).
 
-    The loss must be the one that was trained with; options are those of ``lambda_max``.
+    Args:
+        lr: learning rate of the training.
+        model: any module; it runs in evaluation mode and is left exactly as it was.
+        x: samples, as for ``measure``.
+        y: targets; None takes the targets that the batches of x hold.
+        **options: options of ``lambda_max``. ``loss`` must be the loss of the training.
+
+    Returns:
+        The value with its ``certificate``, as for ``lambda_max``.
+
+    Raises:
+        FlatlensError: as for ``lambda_max``.
 
     Example:
         >>> import torch

@@ -12,8 +12,8 @@
                          shape=3,32,32 in place of dim makes images
     synthetic:teacher    labels of a random network; n, dim, classes, seed, noise=0, hidden=20
 
-Every data set takes standardize=true: the training inputs are shifted and scaled to mean 0 and
-standard deviation 1 (images channel by channel), and the test inputs by the same numbers.
+Every data set takes standardize=true. It shifts and scales the training inputs to mean 0 and
+standard deviation 1 (images channel by channel). The test inputs are changed by the same numbers.
 
 Several options are joined by `&`, several numbers by commas: `synthetic:teacher?n=500&dim=8`,
 `folder:photos?size=64,48` (height, width).
@@ -21,9 +21,9 @@ Several options are joined by `&`, several numbers by commas: `synthetic:teacher
 All data sets have one format: inputs `x` of shape `[n, ...]`, one sample per row. Targets `y` are
 integer classes `[n]`, or float targets `[n]` or `[n, N]`. Pixels are divided by 255.
 
-Published files are searched in the folder that the environment variable FLATLENS_DATA names,
-then in the cache folder, each data set in a folder of its own name (`flatlens data` lists, fetches
-and verifies them):
+Each published data set has a folder of its own name. It is searched in the folder that the
+environment variable FLATLENS_DATA names, then in the cache folder. `flatlens data` lists, fetches
+and verifies the files:
 
     fashion-mnist/train-images-idx3-ubyte.gz ...        the four official files
     cifar10/cifar-10-batches-bin/data_batch_1.bin ...   the official binary version, or
@@ -54,7 +54,7 @@ from flatlens.errors import FlatlensError
 
 __all__ = ["Data", "load"]
 
-# a path may have a question mark of its own: only key=value&key=value behind it are options
+# a path may contain a question mark: only key=value&key=value after it are options
 OPTIONS = re.compile(r"(?P<name>.+?)\?(?P<options>\w+=[^&]*(&\w+=[^&]*)*)")
 
 

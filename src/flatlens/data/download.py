@@ -1,7 +1,8 @@
-"""Download a file: whole, checked, and resumed where an earlier try stopped.
+"""Download a file completely and check it; a stopped download is resumed.
 
-A file gets its name only when it is whole and its checksum is right. Until then it is called
-NAME.part, and the next try appends to it. Only the standard library is used for the network.
+A file gets its final name only when it is complete and its checksum is right. Until then it is
+called NAME.part, and the next attempt appends to it. Only the standard library is used for the
+network.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ Tick = Callable[[int, int | None], object]  # bytes so far, bytes in all if know
 def download(url: str, path: Path, checksum: str, tick: Tick = lambda done, total: None) -> None:
     """Download a file and check it.
 
-    Bytes go to `path`.part. Those that an earlier try left there are not requested again (HTTP
-    Range). The checksum decides: a resumed file that fails it is downloaded once more from the
-    start, because it may have begun with another version.
+    Bytes go to `path`.part. Bytes of an earlier attempt are not requested again (HTTP Range). A
+    resumed file with a wrong checksum is downloaded again from the start, because its first part
+    may be of another version.
 
     Args:
         url: the address.
         path: the file to write.
         checksum: the published checksum, written algorithm:hexdigest.
-        tick: called with the bytes so far and, if known, the bytes in all.
+        tick: called with the bytes so far and, if known, the total number of bytes.
 
     Raises:
         FlatlensError: if the server, the checksum or the disk fails, or another process is
@@ -56,7 +57,7 @@ def download(url: str, path: Path, checksum: str, tick: Tick = lambda done, tota
 
 
 def _complete(url: str, part: Path, checksum: str, tick: Tick) -> None:
-    """Append to a file until it is whole, and check it."""
+    """Append to a file until it is complete, and check it."""
     with part.open("ab") as stream:
         resumed = stream.tell() > 0
         _receive(url, stream, tick)
@@ -116,7 +117,7 @@ def _receive(url: str, stream: IO[bytes], tick: Tick) -> None:
 
 @contextmanager
 def _open(url: str, request: urllib.request.Request) -> Iterator[http.client.HTTPResponse | None]:
-    """Give the response, or None if the server says that the range lies past the end."""
+    """Return the response, or None if the server says that the range lies past the end."""
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:

@@ -1,7 +1,7 @@
 """Fetch published data sets into the cache folder: download, unpack, verify.
 
-A file gets its name only when it is whole and its checksum is right, so a fetch that was killed at
-any moment is completed by the next one.
+A file gets its final name only when it is complete and its checksum is right. The next fetch
+therefore completes one that was killed at any moment.
 """
 
 from __future__ import annotations

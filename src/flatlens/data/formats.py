@@ -49,7 +49,7 @@ def read_idx(path: Path, axes: int) -> UInt8[np.ndarray, " ..."]:
             magic = stream.read(4)
             if magic != bytes((0, 0, 8, axes)):
                 raise FlatlensError(
-                    f"{path} is no IDX file of bytes with {axes} axes: it begins with "
+                    f"{path} is not an IDX file of bytes with {axes} axes: it begins with "
                     f"{magic.hex() or 'nothing'} instead of 000008{axes:02x}."
                 )
             header = stream.read(4 * axes)
@@ -57,7 +57,7 @@ def read_idx(path: Path, axes: int) -> UInt8[np.ndarray, " ..."]:
             promised = math.prod(shape) if shape else 0
             if promised > LARGEST_IDX:
                 raise OverflowError
-            content = stream.read(promised + 1)  # one more, to see the end of the file
+            content = stream.read(promised + 1)  # one byte more, to check the end of the file
     except FlatlensError:
         raise
     except (EOFError, zlib.error) as error:
@@ -110,14 +110,14 @@ def read_cifar_python(
             batch = _Batch(stream, encoding="bytes").load()
     except OSError as error:
         raise FlatlensError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except Exception as error:  # damaged pickles raise whatever their next byte leads to
+    except Exception as error:  # a damaged pickle may raise anything
         reason = first_line(error).rstrip(".")
         raise FlatlensError(f"{path} is cut short or no CIFAR-10 batch: {reason}.") from error
     labels: Any = batch.get(b"labels") if isinstance(batch, dict) else None
     content = _bytes(batch.get(b"data")) if isinstance(labels, list) else None
     if not content or len(content) != len(labels) * math.prod(CIFAR_IMAGE):
         raise FlatlensError(
-            f"{path} is no CIFAR-10 batch: it should have a list of labels and as many rows of "
+            f"{path} is not a CIFAR-10 batch: it should have a list of labels and as many rows of "
             f"{math.prod(CIFAR_IMAGE)} bytes as data."
         )
     pixels = np.frombuffer(content, np.uint8).reshape(-1, *CIFAR_IMAGE)
@@ -156,7 +156,7 @@ def _checked(path: Path, labels: list[Any]) -> UInt8[np.ndarray, " n"]:
     for place, label in enumerate(labels):
         if label not in range(CIFAR_CLASSES):
             raise FlatlensError(
-                f"{path} is no CIFAR-10 batch: record {place} has the label {label}, "
+                f"{path} is not a CIFAR-10 batch: record {place} has the label {label}, "
                 f"but the classes are 0 to {CIFAR_CLASSES - 1}."
             )
     return np.asarray(labels, np.uint8)
@@ -179,14 +179,14 @@ def read_npz(path: Path, keys: Sequence[str]) -> dict[str, NDArray[np.generic]]:
             file = np.load(stream, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise FlatlensError(f"{path} is a single array; save it with numpy.savez(x=, y=).")
-            there = [key for key in keys if key in file.files]
-            _check_unpacked_size(path, file, there)
-            arrays = {key: file[key] for key in there}
+            available = [key for key in keys if key in file.files]
+            _check_unpacked_size(path, file, available)
+            arrays = {key: file[key] for key in available}
     except FlatlensError:
         raise
     except OSError as error:
         raise FlatlensError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except Exception as error:  # damaged files raise whatever their next byte leads to
+    except Exception as error:  # a damaged file may raise anything
         if "Object arrays" in str(error):
             reason = "it holds arrays of Python objects, which are never loaded; save numbers"
         else:

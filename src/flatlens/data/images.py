@@ -1,7 +1,7 @@
 """Read images from class folders, PATH/class/image.png, with Pillow (extra `images`).
 
 Classes are the names of the folders in sorted order. The order of the images mixes the classes and
-depends on their names alone, so that the first few images are a fair choice.
+depends only on their names, so that the first few images are a fair sample.
 """
 
 from __future__ import annotations

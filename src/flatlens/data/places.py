@@ -1,4 +1,4 @@
-"""Where published data sets lie on this machine, and whether their files are right.
+"""Find published data sets on this machine, and verify their files.
 
 Each data set has a folder of its own name: in the folder that the environment variable
 FLATLENS_DATA names or, second, in the cache folder.
@@ -30,7 +30,7 @@ def folders(name: str) -> list[Path]:
 
 
 def find(name: str) -> Path | None:
-    """Return the first folder that has all files of a data set, whatever they contain."""
+    """Return the first folder that has all files of a data set, without checking them."""
     source = published(name)
     return next((folder for folder in folders(name) if source.complete_format(folder)), None)
 
@@ -91,7 +91,7 @@ def matches(path: Path, checksum: str) -> bool:
     algorithm, _, expected = checksum.partition(":")
     try:
         with path.open("rb") as stream:
-            # as a checksum only: builds that forbid MD5 for security allow it then
+            # Builds that forbid MD5 for security allow it with usedforsecurity=False.
             digest = hashlib.file_digest(
                 stream, lambda: hashlib.new(algorithm, usedforsecurity=False)
             ).hexdigest()

@@ -56,7 +56,7 @@ def standardized(data: Data) -> Data:
         return data
     dims = (0, 2, 3) if x.ndim == 4 else tuple(range(x.ndim))
     mean, scale = x.mean(dims, keepdim=True), x.std(dims, correction=0, keepdim=True)
-    # a channel without contrast: rounding gives it a mean beside its value, and a deviation above 0
+    # a constant channel: rounding makes its mean inexact and its deviation positive
     lowest = x.amin(dims, keepdim=True)
     constant = lowest == x.amax(dims, keepdim=True)
     mean = torch.where(constant, lowest, mean)

@@ -31,7 +31,7 @@ def read_text(path: Path, tokenizer: str = BYTES, length: int = 64) -> Data:
         FlatlensError: if the file cannot be read or is too short, or the tokenizer is unknown.
     """
     if length < 1:
-        raise FlatlensError(f"length={length} of {path} is no number of tokens; give 1 or more.")
+        raise FlatlensError(f"length={length} of {path} is not a number of tokens; give 1 or more.")
     text = _text(path)
     tokens, classes = _tokens(text, tokenizer)
     pieces = (len(tokens) - 1) // length

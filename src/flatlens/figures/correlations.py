@@ -97,8 +97,8 @@ def recorded_quantities(last: pd.DataFrame, quantities: Sequence[str] | None) ->
 
 def _scatter(ax: Axes, x: Any, y: Any, keys: Any, order: Sequence[str]) -> None:
     for k, key in enumerate(order):
-        mine = np.asarray(keys == key) & np.isfinite(x) & np.isfinite(y)
-        ax.plot(x[mine], y[mine], linestyle="none", label=key, **_marker(k))
+        chosen = np.asarray(keys == key) & np.isfinite(x) & np.isfinite(y)
+        ax.plot(x[chosen], y[chosen], linestyle="none", label=key, **_marker(k))
     ax.margins(0.08)
     ax.grid(False)
 

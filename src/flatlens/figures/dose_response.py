@@ -1,4 +1,4 @@
-"""What an intervention does: the change of each quantity against the change of sharpness."""
+"""Draw the effect of interventions: the change of each quantity against that of sharpness."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def dose_response(df: pd.DataFrame, moment: str = "end") -> Figure:
 
 
 def _line(ax: Axes, arms: pd.DataFrame, column: str, k: int, label: str) -> None:
-    """The strengths of one kind of intervention, joined from the origin."""
+    """Draw the strengths of one kind of intervention as a line from the origin."""
     points = []
     for _, arm in arms.groupby("strength", sort=True):
         pair = effect(arm, DOSE).estimate, effect(arm, column).estimate

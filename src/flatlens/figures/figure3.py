@@ -18,7 +18,7 @@ from flatlens.figures import style
 from flatlens.figures.correlations import number
 from flatlens.figures.trend_line import draw_trend
 
-# horizontal and vertical axis of each way to find them
+# horizontal and vertical axis of each panel
 ESTIMATORS = {
     "true numbers": ("adaptive_sharpness", "normalized_mls"),
     "the paper's estimators": ("adaptive_sharpness_paper", "normalized_mls_paper"),
@@ -27,13 +27,13 @@ TITLES = {"true numbers": "Eq. 41 and exact MLS", "the paper's estimators": "Eqs
 
 
 def figure3(df: pd.DataFrame) -> Figure:
-    """Draw normalised MLS against adaptive sharpness, once for each way to find the two numbers.
+    """Draw normalised MLS against adaptive sharpness, once for each way to compute them.
 
     Colours are families, shapes are recipes of training, bars are standard errors over images. The
     line is Theil and Sen's through the models that were trained here. A model with published
-    weights on other images (`kind` is "published") is a star of its own and enters no number. A
-    model whose estimate is not positive has no place on the axes: it enters the rank correlation,
-    and the panel says how many there are.
+    weights on other images (`kind` is "published") is drawn as a star and enters no number. A model
+    whose estimate is not positive cannot be drawn on logarithmic axes. It enters the rank
+    correlation, and the panel gives the number of such models.
 
     Args:
         df: one row for each model with `class`, `training`, `kind` and the columns of a zoo.
@@ -48,14 +48,14 @@ def figure3(df: pd.DataFrame) -> Figure:
         figure, axes = style.figure(1, 2, height=3.1)
         for ax, (name, columns) in zip(axes[0], ESTIMATORS.items(), strict=True):
             _panel(ax, df, columns)
-            ax.set_title(f"{TITLES[name]}: {_told(df, columns)}")
+            ax.set_title(f"{TITLES[name]}: {_rank_text(df, columns)}")
         axes[0, 0].set_ylabel("normalised MLS")
         _legend(figure, df)
     return figure
 
 
 def trained(df: pd.DataFrame) -> pd.DataFrame:
-    """The models that were trained here."""
+    """Return the models that were trained here."""
     return df[df["kind"] == "trained"]
 
 
@@ -96,12 +96,12 @@ def _look(k: int, j: int) -> dict[str, Any]:
 
 
 def _order(df: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """Families and recipes in the order of their colours and shapes."""
+    """Return families and recipes in the order of their colours and shapes."""
     own = trained(df)
     return order(own["class"].to_numpy()), sorted(set(own["training"]))
 
 
-def _told(df: pd.DataFrame, columns: tuple[str, str]) -> str:
+def _rank_text(df: pd.DataFrame, columns: tuple[str, str]) -> str:
     _, a, b, families = estimates(trained(df), *columns)
     e = rank_correlation(a, b, families)
     interval = f" [{number(e.low)}, {number(e.high)}]" if np.isfinite(e.low) else ""

@@ -24,7 +24,7 @@ GLOBAL = {
 
 
 def has_panel(df: pd.DataFrame) -> bool:
-    """Tell whether the records hold everything that the panel shows."""
+    """Return whether the records hold everything that the panel shows."""
     places = [str(column).partition(SEPARATOR)[0] for column in df if SEPARATOR in str(column)]
     return {"step", "train_loss", *CURVATURE, *LOCAL} <= set(df) and set(GLOBAL) <= set(places)
 
@@ -74,7 +74,7 @@ def panel(df: pd.DataFrame) -> Figure:
 
 
 def _places(df: pd.DataFrame, name: str) -> dict[str, str]:
-    """The columns of a quantity with the places where it was measured, from input to output."""
+    """Return the columns of a quantity by the place where it was measured, from input to output."""
     columns = [str(c) for c in df.columns if str(c).startswith(f"{name}{SEPARATOR}")]
     if not columns:
         raise FlatlensError(f"The records have no column {name!r} of any layer.")

@@ -59,9 +59,9 @@ def trends(
                     ax, table.columns, table.to_numpy(), k, label, log=scale == "log"
                 )
                 if (step := run_table.median_interpolation(part)) is not None:
-                    there = int(np.abs(np.asarray(steps) - step).argmin())
+                    nearest = int(np.abs(np.asarray(steps) - step).argmin())
                     colour = style.COLOURS[k % len(style.COLOURS)]
-                    ax.plot(steps[there], line[there], color=colour, **DOT)
+                    ax.plot(steps[nearest], line[nearest], color=colour, **DOT)
             ax.set_title(style.name(column))
             if not np.isfinite(run_table.numbers(df, column)).all():
                 style.note(ax, f"no line: {'volume 0' if column == volume else 'not finite'}")

@@ -41,13 +41,13 @@ def zoo(df: pd.DataFrame, x: str = "adaptive_sharpness", y: str = "normalized_ml
         figure, axes = style.figure(1, 1, height=3.6)
         ax: Axes = axes[0, 0]
         for k, name in enumerate(names):
-            mine = classes == name
+            chosen = classes == name
             errors: dict[str, Any] = {
-                side: run_table.numbers(df[mine], f"{column}_se")
+                side: run_table.numbers(df[chosen], f"{column}_se")
                 for side, column in (("xerr", x), ("yerr", y))
                 if f"{column}_se" in df
             }
-            ax.errorbar(10 ** a[mine], 10 ** b[mine], **errors, label=name, **_marker(k))
+            ax.errorbar(10 ** a[chosen], 10 ** b[chosen], **errors, label=name, **_marker(k))
         draw_trend(ax, a, b, classes, above=9)
         ax.set_xlabel(AXES.get(x, style.name(x)))
         ax.set_ylabel(AXES.get(y, style.name(y)))

@@ -1,1 +1,1 @@
-"""Writing files whole, and reading files back with checks on their content."""
+"""Write files completely or not at all, and read files with checks of their content."""

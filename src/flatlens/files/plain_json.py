@@ -1,4 +1,4 @@
-"""Values as strict JSON and back: JSON has no infinity, no NaN and no numpy.
+"""Convert values to strict JSON and back; JSON has no infinity, no NaN and no numpy types.
 
 Non-finite floats are written as the strings "inf", "-inf" and "nan", so that every JSON reader
 accepts the file. Numpy scalars become Python numbers, arrays become nested lists. Finite floats are
@@ -18,7 +18,7 @@ NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
 def to_plain(value: Any) -> Any:
-    """Convert a value to what strict JSON can hold.
+    """Convert a value to one that strict JSON can hold.
 
     Args:
         value: numbers, strings, None, numpy scalars and arrays, and mappings, lists and tuples of
@@ -55,7 +55,7 @@ def to_plain(value: Any) -> Any:
 def from_plain(value: Any) -> Any:
     """Convert the strings "inf", "-inf" and "nan" back to floats, in lists and dicts too.
 
-    Apply it to numbers only: a text that happens to read "nan" would become a number.
+    Apply it to numbers only, because a text that happens to be "nan" would become a number.
 
     Args:
         value: what ``json.loads`` returned for a value of ``to_plain``.
@@ -95,7 +95,7 @@ def dumps(value: Any, **options: Any) -> str:
 
 
 def restored(value: Any) -> Any:
-    """Replace a string that stands for an infinity or NaN by the number.
+    """Return the number that "inf", "-inf" or "nan" stands for; other values stay.
 
     >>> restored("-inf"), restored("relu"), restored(2)
     (-inf, 'relu', 2)

@@ -1,9 +1,9 @@
-"""Read files back that a crash, a disk or a stranger may have changed.
+"""Read files that a crash, a disk or a stranger may have changed.
 
-Every reader here accepts a regular file of limited size and answers with plain values of limited
-depth, or raises one FlatlensError that names the file, the line and the reason. A pipe or a device
-is never waited for. A link is followed only with ``follow=True``, which is for files that the user
-named. What the values must be is said by the tables of `flatlens.files.schema`.
+Every reader here accepts a regular file of limited size and returns plain values of limited depth.
+Otherwise it raises a FlatlensError that names the file, the line and the reason. It never waits for
+a pipe or a device. It follows a link only with ``follow=True``, which is for files that the user
+named. `flatlens.files.schema` checks the values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from flatlens.errors import FlatlensError
 
 DEEPEST = 32  # levels of lists and objects inside each other
-LONGEST_INTEGER = 19  # digits: 64 bits, which is what NumPy, pandas and torch count with
+LONGEST_INTEGER = 19  # digits of a 64-bit integer, the largest of NumPy, pandas and torch
 LARGEST_TEXT = 16 << 20  # bytes of a config or TOML file
 LARGEST_TABLE = 200 << 20  # bytes of a JSON file with numbers per layer or per sample
 LARGEST_LINES = 4 << 30  # bytes of a file of records, unpacked
@@ -132,7 +132,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises:
         FlatlensError: if the file cannot be read or is not TOML of moderate depth and size.
     """
-    content = read_bytes(path, follow=True)  # the user named it
+    content = read_bytes(path, follow=True)  # the user named the file
     try:
         tables = tomllib.loads(content.decode("utf-8"), parse_float=float)
     except RecursionError:
@@ -197,7 +197,7 @@ def _unpacked(path: Path, follow: bool) -> Iterator[bytes]:
 
 
 def shown(value: object, longest: int = 80) -> str:
-    """Return a value as a message shows it: its repr, cut to a moderate length.
+    """Return the repr of a value for a message, cut to a moderate length.
 
     >>> shown([1, 2]), shown(10**5000)
     ('[1, 2]', 'an integer of more than 19 digits')
@@ -212,7 +212,7 @@ def shown(value: object, longest: int = 80) -> str:
 
 
 class _TooLongError(ValueError):
-    """An integer with more digits than any of ours; the message is their number."""
+    """Raised for an integer with too many digits; the message is the number of digits."""
 
 
 def _integer(digits: str) -> int:
@@ -222,7 +222,7 @@ def _integer(digits: str) -> int:
 
 
 def _check_depth(value: Any, where: str) -> None:
-    """Refuse what is nested deeper than `DEEPEST`, or an integer that 64 bits cannot hold."""
+    """Raise if a value is nested deeper than `DEEPEST` or has an integer beyond 64 bits."""
     level = [value]
     for _ in range(DEEPEST):
         if any(isinstance(item, int) and not -(2**63) <= item < 2**63 for item in level):

@@ -1,9 +1,9 @@
-"""Files that are written whole or not at all.
+"""Write files completely or not at all.
 
-A file is written under a temporary name beside its place, flushed to the disk and then renamed.
-A reader sees the old file or the new one. A process that is killed leaves at most the temporary
-file, whose name nobody else uses: it begins with `TEMPORARY` and names the machine and the process.
-The next writer of the same file on that machine removes it.
+A file is written under a temporary name in the same folder, flushed to the disk and then renamed. A
+reader sees the old file or the new one. A process that is killed leaves at most the temporary file.
+Its name is unique, because it begins with `TEMPORARY` and names the machine and the process. The
+next writer of the same file on that machine removes it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TEMPORARY = ".flatlens-unfinished-"
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path that takes the place of `path` when the block succeeds.
+    """Yield a temporary path that replaces `path` when the block succeeds.
 
     Args:
         path: the file to write. Its folder is created.
@@ -54,7 +54,7 @@ def replacing(path: Path) -> Iterator[Path]:
         _flush_folder(path.parent)
     except OSError as error:
         if temporary is not None and not _concerns(error, temporary):
-            raise  # the block failed on another file
+            raise  # the block failed for another reason
         reason = error.strerror or error
         raise FlatlensError(f"Cannot write {path}: {reason}; nothing was changed.") from error
     finally:
@@ -64,13 +64,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Replace the content of a file at one instant; the disk has it when this returns."""
+    """Replace the content of a file atomically; it is on the disk when this returns."""
     with replacing(path) as temporary:
         temporary.write_bytes(content)
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether `replacing` made this file and did not come to rename it."""
+    """Whether `replacing` created this file and did not rename it."""
     return path.name.startswith(TEMPORARY)
 
 
@@ -79,7 +79,7 @@ def _ending(path: Path) -> str:
 
 
 def _machine() -> str:
-    """Return a short name of this machine: process numbers mean nothing on another one."""
+    """Return a short name of this machine, because process ids mean nothing on another one."""
     return f"{zlib.crc32(platform.node().encode()):08x}"
 
 
@@ -95,7 +95,7 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def _is_alive(process: int) -> bool:
-    """Whether a process runs. Windows cannot be asked without ending it, so there it may."""
+    """Whether a process may be running; on Windows always True, as asking would end the process."""
     if os.name == "nt":
         return True
     try:
@@ -121,7 +121,7 @@ def _flush(file: Path) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Write the new name through to the disk, too; Windows has no such call."""
+    """Flush the folder, so that the new name is on the disk; Windows has no such call."""
     with contextlib.suppress(PermissionError):
         handle = os.open(folder, os.O_RDONLY)
         try:

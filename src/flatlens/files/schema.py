@@ -81,8 +81,8 @@ def checked(
         value: the value that was read.
         schema: the known fields.
         where: the file and line that it comes from, for the message.
-        others: what every other field must be, as a Field or as a function of the name. None, or
-            a function that returns None, allows anything.
+        others: the check of all other fields: a Field, or a function of the name. None, or a
+            function that returns None, allows any value.
 
     Raises:
         FlatlensError: if the value is no object, or a field is missing or has a wrong value. The
@@ -115,7 +115,7 @@ def is_number(value: Any, *, low: int | float = -math.inf, whole: bool = False) 
 
 
 def _words(kinds: tuple[type, ...], whole: bool = False) -> str:
-    """Return the names of some types; every whole number is a number."""
+    """Return the names of some types; "a number" includes whole numbers."""
     dropped = float if whole else int
     listed = [kind for kind in kinds if kind is not dropped or not {int, float} <= {*kinds}]
     return " or ".join(NAMES[kind] for kind in listed)

@@ -40,7 +40,7 @@ FACTOR_BYTES = 1 << 30  # memory for the factors of all gradients by default
 
 @dataclass(frozen=True)
 class _Job:
-    """What is asked for, checked."""
+    """The checked arguments of ``spectrum``."""
 
     model: nn.Module
     x: Any
@@ -82,37 +82,41 @@ def spectrum(
 ) -> Spectrum:
     """Compute the eigenvalues of the Gauss-Newton matrix G = (1/n) sum_i J_i^T H_i J_i.
 
-    J_i = df(x_i)/dtheta over all trainable parameters, and H_i is the Hessian of the loss by the
-    outputs. The eigenvalues of G that are not zero are those of the Gram matrix of the n N
-    gradients grad (R_i^T f_i)_a, H_i = R_i R_i^T, divided by n; for the loss of the paper that is
-    the empirical neural tangent kernel (Jacot et al. 2018). The Gram matrix is summed layer by
-    layer, so that no gradient of all parameters is ever held. Dangel et al. (2022, ViViT) use the
-    same identity. What is proven: the eigenvalues are exact up to rounding, their sum is the
-    sharpness of Eq. 3, and G is the Hessian of the loss plus a term that vanishes with the error.
-    No inequality of the paper is about ``lambda_max``.
+    J_i = df(x_i)/dtheta over all trainable parameters, and H_i is the Hessian of the loss with
+    respect to the outputs. Let H_i = R_i R_i^T. The nonzero eigenvalues of G are those of the Gram
+    matrix of the n N gradients grad (R_i^T f_i)_a, divided by n. For the loss of the paper the Gram
+    matrix is the empirical neural tangent kernel (Jacot et al. 2018). It is summed layer by layer,
+    so the gradient of all parameters is never stored. Dangel et al. (2022, ViViT) use the same
+    identity.
 
-    Where n N exceeds ``max_size``, block Lanczos finds the ``top`` values, each with a residual,
-    and stochastic Lanczos quadrature estimates the density of the others, with standard errors.
+    The eigenvalues are exact up to rounding, and for the loss of the paper their sum is the
+    sharpness of Eq. 3. The Hessian of the loss is G plus a term that vanishes as the error goes to
+    zero. No inequality of the paper is about ``lambda_max``.
+
+    If n N exceeds ``max_size``, block Lanczos finds the ``top`` values, each with a residual.
+    Stochastic Lanczos quadrature then estimates the density of the others, with standard errors.
 
     Args:
         model: any module; it is measured in evaluation mode and left exactly as it was.
         x: as for ``measure``.
-        y: targets; only a loss that is a function needs them.
+        y: targets, needed only if ``loss`` is a function.
         loss: a name or a function, as for ``measure``.
-        top: number of eigenvalues that block Lanczos finds; the exact way gives all of them.
+        top: number of eigenvalues that block Lanczos finds; the exact computation returns all of
+            them.
         max_size: largest Gram matrix, in gradients n N, that is decomposed exactly.
-        per_layer: also decompose the diagonal block of every layer (``Spectrum.layers``).
+        per_layer: also compute the eigenvalues of every layer's diagonal block
+            (``Spectrum.layers``).
         rtol: largest residual of a Lanczos value, relative to ``lambda_max``.
         max_products: most products of block Lanczos.
-        probes: random vectors of the density.
+        probes: number of random vectors for the density.
         steps: Lanczos steps for each random vector.
-        seed: of random vectors, and of ``n``.
+        seed: seed of the random vectors and of the draw of ``n`` samples.
         output: which part of the model's result is f(x), as for ``probe``.
         chunk: samples at a time.
-        memory: bytes for the factors of all gradients (by default 1 GiB). Fewer bytes take more
-            passes over the samples and give the same numbers.
+        memory: bytes for the factors of all gradients, by default 1 GiB. With fewer bytes the
+            samples are read more often; the numbers stay the same.
         n: use this many samples, drawn at random from x with ``seed``.
-        inputs: as for ``probe``; names the arguments that are inputs where that is not clear.
+        inputs: names or positions of the arguments that are inputs, as for ``probe``.
 
     Returns:
         A Spectrum: ``values``, ``lambda_max``, ``trace``, ``effective_dimension(ridge)``,
@@ -139,13 +143,13 @@ def spectrum(
     check_integer("memory", memory, 1)
     check_flag("per_layer", per_layer)
     check_positive("rtol", rtol, "a relative residual")
-    of = get_loss(loss)
+    loss_function = get_loss(loss)
     if n is not None:
         x, y = draw(x, y, n, seed)
     x = as_list(x)
     y = joined_targets([t for _, t in batches(x)]) if y is None else y
     y = checked_targets(y)
-    if isinstance(of, Custom) and y is None:
+    if isinstance(loss_function, Custom) and y is None:
         raise FlatlensError("a function as loss needs targets; give y")
     samples = sum(batch.n for batch, _ in batches(x))
     if y is not None and len(y) != samples:
@@ -155,11 +159,11 @@ def spectrum(
 
     request = Request(
         output=output, chunk=chunk, inputs=inputs,
-        root=None if of.name == "half_squared" else LossRoot(of, y),
+        root=None if loss_function.name == "half_squared" else LossRoot(loss_function, y),
     )  # fmt: skip
     job = _Job(
-        model, x, y, of, samples, max_size, top, per_layer, rtol, max_products, probes, steps, seed,
-        request,
+        model, x, y, loss_function, samples, max_size, top, per_layer, rtol, max_products,
+        probes, steps, seed, request,
     )  # fmt: skip
     try:
         return _exact(job, memory or FACTOR_BYTES)
@@ -207,9 +211,9 @@ def _exact(job: _Job, memory: int) -> Spectrum:
 
 
 class _LayerSpectra:
-    """Eigenvalues of the diagonal block of each module, from the Gram matrices of its parameters.
+    """Sum the Gram matrices of each module's parameters, and compute their eigenvalues.
 
-    A module's matrix is dropped as soon as its last parameter was added.
+    A module's matrix is freed as soon as its last parameter is added.
     """
 
     def __init__(self, wanted: bool, samples: int) -> None:
@@ -221,9 +225,9 @@ class _LayerSpectra:
         """Add a parameter's Gram matrix to that of its module.
 
         Args:
-            parameter: its name.
+            parameter: name of the parameter.
             K: the Gram matrix of its gradients.
-            open_modules: modules of which more parameters will come.
+            open_modules: modules with parameters that are not added yet.
         """
         if not self.wanted:
             return
@@ -238,21 +242,21 @@ class _LayerSpectra:
 
 
 def module_of(parameter: str) -> str:
-    """Return the name of the module that owns a parameter; a free one stands for itself."""
+    """Return the module that owns a parameter; for a top-level parameter its own name."""
     return parameter.rpartition(".")[0] or parameter
 
 
 def _positive(values: Float[Tensor, " r"], eps: float = 2.0**-52) -> Float[Tensor, " k"]:
-    """Return the eigenvalues above rounding; the values come largest first.
+    """Return the eigenvalues above rounding from values in descending order.
 
-    Errors of single entries are independent, so that their matrix has a norm of eps sqrt(r).
+    Rounding errors of entries are independent, so the norm of their matrix is eps sqrt(r).
     """
     rounding = 4 * eps * len(values) ** 0.5 * float(values[0].clamp(min=0))
     return values[values > rounding]
 
 
 def _state(model: nn.Module) -> list[float]:
-    """Return numbers that change when the parameters or buffers of a model change."""
+    """Return numbers that change when parameters or buffers of a model change."""
     tensors = [*original(model).parameters(), *original(model).buffers()]
     return [
         float(t.detach().double().flatten() @ _mixture(t.numel(), t.device))
@@ -274,7 +278,7 @@ def _check_unchanged(model: nn.Module, state: list[float]) -> None:
 
 @dataclass(frozen=True)
 class _ExactVectors:
-    """v = J^T w / ||J^T w|| for an eigenvector w of the Gram matrix."""
+    """The map from eigenvectors w of the Gram matrix to eigenvectors J^T w / ||J^T w|| of G."""
 
     job: _Job
     coefficients: Float[Tensor, "r k"]
@@ -354,7 +358,7 @@ def _unconverged(known: TopEigenvalues, job: _Job) -> list[str]:
 
 @dataclass(frozen=True)
 class _KnownVectors:
-    """Vectors that block Lanczos found."""
+    """The eigenvectors that block Lanczos found."""
 
     vectors: list[dict[str, Tensor]]
 

@@ -1,14 +1,14 @@
-"""What one parameter's gradients are made of, and the inner products between all of them.
+"""Factors of one parameter's gradients, and the inner products of all gradients.
 
-A *factor* holds the gradients of one parameter for some samples and all N measured outputs, in a
-form that is smaller than the gradients. A gradient has a number: sample times N plus output. All
-factors give the Gram matrix of their gradients, K[ia, jb] = <grad f_a(x_i), grad f_b(x_j)>.
+A *factor* stores the gradients of one parameter for some samples and all N measured outputs, in
+less memory than the gradients take. The gradient of sample i and output a has the index i N + a.
+Every factor computes the Gram matrix of its gradients, K[ia, jb] = <grad f_a(x_i), grad f_b(x_j)>.
 
 | factor | used for | gradient of sample i, output a |
 |---|---|---|
 | ``Products`` | weights of layers | sum_p J_iap u_ip^T over positions p |
 | ``Vectors`` | biases, norm layers, parameters on the slow path | a row of a matrix |
-| ``Lookups`` | embeddings | rows of df/dz, added up where the sample took the same row |
+| ``Lookups`` | embeddings | rows of df/dz, summed over the lookups of each table row |
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Gram = Float[Tensor, "r r"]
 
 
 def in_range(t: Tensor) -> Tensor:
-    """Return the tensor, in float64 where products of its float32 entries may vanish."""
+    """Return the tensor, converted to float64 if products of its float32 entries may vanish."""
     narrow = t.dtype == torch.float32 and t.numel() > 0
     return t.double() if narrow and out_of_range(t.flatten(1)) else t
 
@@ -71,7 +71,7 @@ class Vectors:
 class Products:
     """Gradients J u^T of the weight of a layer, in the weight-sharing format (``capture.layer``).
 
-    ``order`` has for each entry of W as [g, o, i] its place in the parameter, flattened.
+    ``order`` maps each entry of W as [g, o, i] to its index in the flattened parameter.
     """
 
     u: Float[Tensor, "b g i T"]
@@ -120,7 +120,8 @@ class Products:
         _, g, N, o, T = self.J.shape
         i = self.u.shape[2]
         K = self.J.new_zeros(self.count, self.count, dtype=torch.float64)
-        # In multiply-adds for a pair of gradients; 10 stands for a product that waits for memory.
+        # In multiply-adds for a pair of gradients; 10 is the cost of a product that waits for
+        # memory.
         by_pairs = T * T * (o + i / N**2 + 10) < o * i
         for group in range(g):
             J, u = self.J[:, group], self.u[:, group]
@@ -133,7 +134,7 @@ class Products:
 
 @dataclass(frozen=True)
 class Lookups:
-    """Gradients of a table: ``values`` at the rows ``indices`` that each sample took."""
+    """Gradients of a table: ``values`` at the rows ``indices`` that each sample looked up."""
 
     values: Float[Tensor, "b N T d"]
     indices: Int[Tensor, "b T"]
@@ -175,7 +176,7 @@ class Lookups:
         for start in range(0, len(used), block):
             size = min(block, len(used) - start)
             inside = (compact >= start) & (compact < start + size)
-            places = torch.where(inside, compact - start, size)  # the last row takes all others
+            places = torch.where(inside, compact - start, size)  # the last row takes the rest
             yield self._scattered(places, size + 1)[:, :, :size].reshape(self.count, -1)
 
     def _scattered(self, places: Int[Tensor, "b T"], size: int) -> Tensor:
@@ -188,7 +189,7 @@ Factor = Vectors | Products | Lookups
 
 
 def smaller(factor: Products) -> Products | Vectors:
-    """Return the factor, or its gradients themselves where they take less memory."""
+    """Return the factor, or its gradients themselves if these take less memory."""
     numel = factor.order.numel()
     if factor.count * numel * factor.J.element_size() < factor.nbytes:
         return Vectors(factor.vectors())
@@ -198,8 +199,8 @@ def smaller(factor: Products) -> Products | Vectors:
 def gram_of(factors: Sequence[Factor]) -> Gram:
     """Return the Gram matrix of the gradients of all factors of one parameter, in their order.
 
-    Factors of different forms meet where a parameter took the fast way for some samples and the
-    slow way for others. Their gradients are then compared entry by entry.
+    A parameter has factors of different kinds if it took the fast path for some samples and the
+    slow path for others. The full gradients are then multiplied.
     """
     first_factor = factors[0]
     if len(factors) > 1 and all(first_factor.joins(f) for f in factors[1:]):

@@ -1,8 +1,8 @@
 """Collect the gradients of every parameter in small pieces, and sum their Gram matrix.
 
-The strategy stands beside the three of ``passes``: it uses the same forward pass, plan and
-positions, and keeps factors of gradients (``factors``) in place of numbers per sample. A parameter
-whose factors do not fit the memory any more waits for the next round over all samples.
+The strategy uses the same forward pass, plan and positions as the three strategies of ``passes``.
+It stores factors of gradients (``factors``) instead of numbers per sample. A parameter whose
+factors do not fit the memory waits for the next round over all samples.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Key = tuple[str | int, ...]  # of a column
 
 
 class TooLargeError(Exception):
-    """The Gram matrix, or the factors of one parameter alone, are larger than allowed."""
+    """Raised if the Gram matrix, or the factors of a single parameter, are larger than allowed."""
 
 
 class Ledger:
@@ -50,11 +50,11 @@ class Ledger:
 
     Attributes:
         memory: bytes that all factors may take.
-        samples: number of samples that will come.
-        largest: gradients that the Gram matrix may have.
+        samples: number of all samples.
+        largest: largest number of gradients of the Gram matrix.
         done: names of parameters of earlier rounds.
         waiting: names of parameters for later rounds.
-        factors: by parameter, the number of its first gradient and the factor.
+        factors: by parameter, each factor with the index of its first gradient.
         gradients: number of gradients so far.
     """
 
@@ -67,7 +67,7 @@ class Ledger:
         self.gradients = 0
 
     def check_size(self, outputs: int) -> None:
-        """Refuse a Gram matrix that is too large.
+        """Raise if the Gram matrix is too large.
 
         Raises:
             TooLargeError: if all samples have more than ``largest`` gradients.
@@ -80,10 +80,10 @@ class Ledger:
             )
 
     def add(self, factors: Iterator[tuple[str, Factor]], batch: int, gradients: int) -> None:
-        """Take the factors of one chunk.
+        """Add the factors of one chunk.
 
         Args:
-            factors: by parameter.
+            factors: the factor of each parameter.
             batch: samples of the chunk.
             gradients: gradients of the chunk.
 
@@ -113,11 +113,11 @@ class Ledger:
         return list(self.factors)
 
     def pending(self) -> set[str]:
-        """Names of parameters whose Gram matrix was not taken yet."""
+        """Names of parameters whose Gram matrix is not computed yet."""
         return self.factors.keys() | self.waiting
 
     def gram_of(self, name: str, like: Gram) -> Gram:
-        """Return the Gram matrix of one parameter's gradients; 0 where a sample does not use it."""
+        """Return the Gram matrix of one parameter's gradients; 0 for samples without it."""
         entries = self.factors.pop(name)
         small = gram_of([factor for _, factor in entries])
         if len(small) == len(like):
@@ -129,13 +129,13 @@ class Ledger:
 
 
 class GramStrategy:
-    """The strategy that keeps factors of all gradients.
+    """The strategy that stores factors of all gradients.
 
     Args:
         subject: the network.
         request: what is asked for.
         buffers: memory for the rows of one chunk.
-        ledger: takes the factors.
+        ledger: stores the factors.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class GramStrategy:
         return self.subject.run(inputs, plan, start)
 
     def measure(self, inputs: Inputs, forward: Forward, layouts: Layouts) -> ChunkColumns:
-        """Take the factors of one chunk; the columns hold the outputs, and zeros for gradients."""
+        """Store the factors of one chunk; the columns have the outputs, and zeros for gradients."""
         setup = set_up(
             forward, layouts, self.subject.named, self.buffers,
             target=loss_directions(self.request, forward), plain=self.request.root is None,
@@ -158,9 +158,9 @@ class GramStrategy:
         rows_by_edge = exact_rows(setup)
         factors = _factors(setup, rows_by_edge)
         self.ledger.add(factors, setup.batch, setup.batch * setup.outputs)
-        nothing = setup.f.new_zeros(setup.batch, dtype=torch.float64)
+        zeros = setup.f.new_zeros(setup.batch, dtype=torch.float64)
         columns: dict[Key, Tensor] = {("output",): setup.f.detach()}
-        columns |= {("parameter", name, "grad"): nothing for name, _ in setup.named}
+        columns |= {("parameter", name, "grad"): zeros for name, _ in setup.named}
         return ChunkColumns([], setup.plan.parameters.paths, columns)
 
 
@@ -196,7 +196,7 @@ def _factors(setup: Setup, rows_by_edge: Rows) -> Iterator[tuple[str, Factor]]:
 
 
 def _weight(setup: Setup, group: list[int]) -> Factor:
-    """The weight that some calls share: their positions are put side by side."""
+    """Return the factor of a weight that some calls share; their positions are joined."""
     calls = [setup.positions[i] for i in group]
     u = torch.cat([c.u for c in calls], -1) if len(calls) > 1 else calls[0].u.clone()
     J = torch.cat([c.J for c in calls], -1) if len(calls) > 1 else calls[0].J.clone()
@@ -215,7 +215,7 @@ def _vectors(gradients: Float[Tensor, "b N numel"], start: int) -> Vectors:
 
 
 def _tied(setup: Setup, rows_by_edge: Rows, name: str, p: Tensor) -> Float[Tensor, "b N numel"]:
-    """The gradients of a table that is the weight of layers as well."""
+    """Return the gradients of a table that is also the weight of layers."""
     plan = setup.plan.parameters
     calls = [setup.positions[i] for i in plan.tied[name]]
     looked_up = [(rows_by_edge[k], t) for k, t in plan.tables[name]]
@@ -228,7 +228,7 @@ def _tied(setup: Setup, rows_by_edge: Rows, name: str, p: Tensor) -> Float[Tenso
 
 
 def _table(setup: Setup, rows_by_edge: Rows, name: str, p: Tensor) -> Lookups:
-    """A table: rows of all lookups side by side; a padding row has no gradient."""
+    """Return the factor of a table from all its lookups; a padding row has no gradient."""
     looked_up = [(rows_by_edge[k], t) for k, t in setup.plan.parameters.tables[name]]
     values = torch.cat([g.unflatten(2, (-1, p.shape[1])) for g, _ in looked_up], 2)
     indices = torch.cat([t.indices for _, t in looked_up], 1)

@@ -1,4 +1,4 @@
-"""Figures of a spectrum, drawn with matplotlib, which is imported when something is drawn."""
+"""Figures of a spectrum, drawn with matplotlib, which is imported on first use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ THRESHOLDS = 40  # points of an estimated curve
 
 
 def spectrum_plot(spectrum: Any, ax: Any = None) -> Axes:
-    """Draw eigenvalues by rank; an estimated spectrum has its counts with two standard errors.
+    """Draw eigenvalues by rank; for an estimated spectrum with bands of two standard errors.
 
     Args:
         spectrum: a ``Spectrum``.

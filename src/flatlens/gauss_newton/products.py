@@ -1,8 +1,8 @@
 """Products with the Gauss-Newton matrix, and gradients of mixtures of all outputs.
 
-G v = (1/n) sum_i J_i^T R_i R_i^T J_i v with R_i R_i^T the Hessian of the loss by the outputs. The
-product J v is the derivative of the gradient J^T w by w, so that two backward passes and no forward
-mode are needed: every operation with a second derivative will do.
+G v = (1/n) sum_i J_i^T R_i R_i^T J_i v, where R_i R_i^T is the Hessian of the loss with respect to
+the outputs. The product J v is the derivative of the gradient J^T w with respect to w. So two
+backward passes are enough, and every operation with a second derivative works without forward mode.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from flatlens.losses import Loss
 
 
 class GaussNewton:
-    """The Gauss-Newton matrix of the mean loss over some samples, by its products.
+    """The Gauss-Newton matrix of the mean loss over some samples, as products with vectors.
 
     Args:
         net: the model and its samples.
         loss: the loss.
-        y: targets, or None where the Hessian by the outputs does not need them.
+        y: targets, or None if the Hessian with respect to the outputs does not need them.
         parameters: the trainable parameters by name.
 
     Attributes:
@@ -81,7 +81,7 @@ class GaussNewton:
     def _first(
         self, inputs: Inputs, samples: slice
     ) -> tuple[Tensor, Tensor, list[Tensor | None], Tensor]:
-        """Run one chunk; return f, a zero weight w, J^T w with its graph, and the Hessian by f."""
+        """Run one chunk; return f, a zero weight w, J^T w with its graph, and the loss Hessian."""
         f = self._outputs(inputs)
         w = torch.zeros_like(f, requires_grad=True)
         gradients = torch.autograd.grad(
@@ -125,7 +125,7 @@ class GaussNewton:
 def gauss_newton(
     model: nn.Module, x: Any, y: Tensor | None, loss: Loss, output: Any, chunk: int | None
 ) -> Iterator[GaussNewton]:
-    """The Gauss-Newton matrix of a model on its samples; the model is left as it was."""
+    """Yield the Gauss-Newton matrix of a model on its samples; the model is left as it was."""
     with opened(model) as (inner, dtype):
         net = Network(inner, x, output, chunk, dtype)
         trained = {name: p for name, p in inner.named_parameters() if p.requires_grad}

@@ -1,4 +1,4 @@
-"""``Spectrum``: the eigenvalues of the Gauss-Newton matrix and what follows from them."""
+"""``Spectrum``: the eigenvalues of the Gauss-Newton matrix, and functions of them."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ FindVectors = Callable[[int], list[dict[str, Tensor]]]
 class Spectrum:
     """The eigenvalues of G = (1/n) sum_i J_i^T H_i J_i; ``flatlens.spectrum`` returns it.
 
-    J_i is the derivative of the outputs of sample i by all trainable parameters, and H_i the
-    Hessian of the loss by the outputs (the identity for the loss of the paper). The eigenvalues
-    that are not zero are also those of the empirical neural tangent kernel divided by n.
+    J_i is the derivative of the outputs of sample i with respect to all trainable parameters. H_i
+    is the Hessian of the loss with respect to the outputs, which is the identity for the loss of
+    the paper. G has the same nonzero eigenvalues as the empirical neural tangent kernel divided by
+    n.
 
     Attributes:
-        values: eigenvalues, largest first: all that are not zero where ``exact``, else the top
-            ones.
+        values: eigenvalues in descending order: all nonzero ones if ``exact``, else the top ones.
         trace: Tr G, equal to ``gauss_newton_trace`` (and to ``sharpness`` for the paper's loss).
         trace_se: its standard error; 0 unless outputs were sampled.
         n: number of samples.
         parameters: number of trainable entries P, the size of G.
         loss: name of the loss.
         exact: whether ``values`` come from the whole Gram matrix.
-        residuals: for each value, a distance within which G has an eigenvalue; 0 where exact.
-        tolerance: share of ``lambda_max`` that a residual may reach.
+        residuals: for each value, a distance within which G has an eigenvalue; 0 if exact.
+        tolerance: largest residual of a converged value, relative to ``lambda_max``.
         layers: eigenvalues of the diagonal block of each layer, if they were asked for.
-        density: estimated density of all eigenvalues where not exact.
+        density: estimated density of all eigenvalues, or None if exact.
         notes: what the user should know.
     """
 
@@ -71,12 +71,12 @@ class Spectrum:
 
     @property
     def rank(self) -> int:
-        """Number of eigenvalues above rounding; where not exact, of those in ``values``."""
+        """Number of eigenvalues in ``values`` that are above rounding."""
         return int((self.values > 0).sum())
 
     @property
     def condition(self) -> float:
-        """The largest eigenvalue over the smallest that is not zero; NaN where not exact."""
+        """The largest eigenvalue over the smallest nonzero one; NaN if not exact."""
         if not self.exact:
             return float("nan")
         return self.lambda_max / float(self.values[-1]) if len(self.values) else float("nan")
@@ -85,14 +85,15 @@ class Spectrum:
     def participation_ratio(self) -> float:
         """(sum lambda)^2 / sum lambda^2: the number of directions that share the curvature.
 
-        It is 1 where a single direction has all of it, and the rank where all are equal.
+        It is 1 if a single direction has all the curvature, and the rank if all eigenvalues are
+        equal.
         """
         squares = self._sum(np.square)[0]
         return self.trace**2 / squares if squares > 0 else 0.0
 
     @property
     def participation_ratio_se(self) -> float:
-        """Standard error of ``participation_ratio``; 0 where exact."""
+        """Standard error of ``participation_ratio``; 0 if exact."""
         squares, error = self._sum(np.square)
         if squares == 0:
             return 0.0
@@ -116,7 +117,7 @@ class Spectrum:
 
     @no_type_check
     def effective_dimension_se(self, ridge: float) -> float:
-        """Return the standard error of ``effective_dimension``; 0 where exact."""
+        """Return the standard error of ``effective_dimension``; 0 if exact."""
         return self._sum(_shrinkage(ridge))[1]
 
     def _sum(self, function: Callable[[Array], Array]) -> tuple[float, float]:
@@ -135,10 +136,10 @@ class Spectrum:
             k: number of vectors.
 
         Returns:
-            One dict per vector: a tensor for the name of each trainable parameter.
+            One dict per vector, with a tensor for each trainable parameter by name.
 
         Raises:
-            FlatlensError: if there are fewer values, or the model has changed since.
+            FlatlensError: if there are fewer than k values, or the model has changed.
         """
         check_integer("k", k, 1)
         if k > self.rank:

@@ -1,1 +1,1 @@
-"""Global geometry of representations: how a whole cloud of samples looks at every layer."""
+"""Global geometry of representations: the shape of the cloud of all samples at every layer."""

@@ -1,8 +1,8 @@
-"""Numbers of one cloud of points, all from its Gram matrix.
+"""Statistics of one cloud of points, computed from its Gram matrix.
 
 A cloud is n points h_i in R^D. ``Cloud`` holds the inner products of the centred points and of
-their mean, n x n numbers whatever D is; points with many entries can be dropped. Leaving samples
-out, as the jackknife does, is then a matter of leaving out rows and columns.
+their mean. These are n x n numbers for any D, so points with many entries need not be stored. To
+leave out samples, as the jackknife does, it leaves out rows and columns.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Cloud:
         centred: <h_i - m, h_j - m> with the mean m of all points.
         along_mean: <h_i - m, m>.
         mean_square: ||m||^2.
-        points: the points themselves where they have fewer than n entries, else None. Their
-            singular values then come from the smaller matrix D x D.
+        points: the points themselves if they have fewer than n entries, else None. Their singular
+            values then come from the smaller matrix D x D.
     """
 
     centred: Float[Array, "n n"]
@@ -56,7 +56,7 @@ class Cloud:
         return len(self.centred)
 
     def without(self, left_out: Int[Array, " k"]) -> Cloud:
-        """Return the cloud of the other points, centred at their own mean."""
+        """Return the cloud without some points, centred at the mean of the others."""
         stay = np.setdiff1d(np.arange(self.n), left_out)
         K, along = self.centred[np.ix_(stay, stay)], self.along_mean[stay]
         shift = K.mean(0)  # <h_i - m, m' - m> with the new mean m'
@@ -114,10 +114,10 @@ def effective_rank(cloud: Cloud) -> float:
 def intrinsic_dimension(cloud: Cloud) -> float:
     """Return the TwoNN estimate of the intrinsic dimension (Facco et al. 2017).
 
-    The ratio mu of the distances to the second and to the first neighbour follows
-    F(mu) = 1 - mu^-d where the density is constant over both. The slope d of -log(1 - F) over
-    log mu is fitted through the origin; the largest tenth of the ratios is left out. Points that
-    coincide with another one are left out, too.
+    Let mu be the ratio of the distances to the second and to the first neighbour. If the density is
+    constant over both, its distribution is F(mu) = 1 - mu^-d. The slope d of -log(1 - F) over log
+    mu is fitted through the origin. The largest tenth of the ratios is left out, and so are points
+    that coincide with another point.
 
     >>> import torch
     >>> angle = torch.linspace(0, 6, 400, dtype=torch.float64) ** 1.1

@@ -1,7 +1,7 @@
 """Neural collapse (Papyan, Han and Donoho 2020): NC1 to NC4, from the Gram matrix of a cloud.
 
-h_i are the features of sample i of class c_i, mu_c the class means, mu their mean, C the number of
-classes. In the limit of collapse NC1, NC2, NC3 and NC4 are all 0.
+Notation: h_i are the features of sample i of class c_i, mu_c the class means, mu their mean, and C
+the number of classes. In the limit of collapse NC1, NC2, NC3 and NC4 are all 0.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ ROUNDING = 1e-12  # share of the largest singular value of the class means that 
 
 @dataclass(frozen=True)
 class Classes:
-    """Labels of all points, as class numbers 0 to C - 1 that all occur.
+    """Class indices of all points; each index from 0 to C - 1 occurs.
 
     Attributes:
-        labels: one class number per point.
-        predicted: the class that the network predicts, or -1 where that is not known.
+        labels: one class index per point.
+        predicted: the class that the network predicts, or -1 if it is unknown.
     """
 
     labels: Int[Array, " n"]
@@ -32,12 +32,12 @@ class Classes:
 
     @property
     def weights(self) -> Float[Array, "C n"]:
-        """W with mu_c = sum_i W_ci h_i."""
+        """The matrix W with mu_c = sum_i W_ci h_i."""
         one_hot = (self.labels[None, :] == np.unique(self.labels)[:, None]).astype(float)
         return one_hot / one_hot.sum(1, keepdims=True)
 
     def without(self, left_out: Int[Array, " k"]) -> Classes:
-        """Return the labels of the other points."""
+        """Return the labels without those of some points."""
         return Classes(np.delete(self.labels, left_out), np.delete(self.predicted, left_out))
 
 
@@ -55,15 +55,15 @@ def within_class_variability(cloud: Cloud, classes: Classes) -> float:
     if C < 2 or not keep.any():
         return float("nan")
     # With the SVD M = U S V^T of the rows mu_c - mu: ||S^-1 V^T d||^2 = ||S^-2 U^T M d||^2.
-    own = W[np.searchsorted(np.unique(classes.labels), classes.labels)]
-    deviations = np.eye(cloud.n) - own  # rows h_i - mu_c(i)
+    own_weights = W[np.searchsorted(np.unique(classes.labels), classes.labels)]
+    deviations = np.eye(cloud.n) - own_weights  # rows h_i - mu_c(i)
     products = centred_means @ cloud.centred @ deviations.T  # M d_i
     scaled = (U[:, keep] / values[keep]).T @ products
     return float((scaled**2).sum(0).mean())
 
 
 def equiangularity(cloud: Cloud, classes: Classes) -> tuple[float, float]:
-    """Return NC2: how far the class means are from a simplex with equal angles and norms.
+    """Return NC2, the distance of the class means from a simplex with equal angles and norms.
 
     The first number is the mean over pairs of classes of |cos(mu_c - mu, mu_c' - mu) + 1/(C-1)|,
     the second the standard deviation of ||mu_c - mu|| divided by its mean.

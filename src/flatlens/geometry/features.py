@@ -1,7 +1,7 @@
-"""Collect what enters every measured layer, in forward passes alone.
+"""Collect the inputs of every measured layer in forward passes alone.
 
-The strategy stands beside those of ``passes`` and asks autograd for nothing. Layers whose features
-do not fit the memory together take further forward passes.
+The strategy computes no derivative. If the features of all layers do not fit the memory, some
+layers take further forward passes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Key = tuple[str | int, ...]  # of a column
 
 
 def numbered(names: Iterable[str]) -> list[str]:
-    """Give a name that occurs again a number.
+    """Number the repetitions of a name.
 
     >>> numbered(["fc", "fc", "head"])
     ['fc', 'fc#2', 'head']
@@ -45,7 +45,7 @@ def numbered(names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Place:
-    """One place of the network: its input, what enters a layer, or its output.
+    """One place of the network: its input, the input of a layer, or its output.
 
     Attributes:
         name: "input", the name of the layer, or "output".
@@ -61,13 +61,13 @@ class Shelf:
 
     Args:
         memory: bytes that all features may take; one place may always exceed it.
-        samples: number of samples that will come.
+        samples: number of all samples.
         wanted: names of the places, or None for all.
         done: places of earlier rounds.
 
     Attributes:
         places: all places, in order; empty before the first chunk.
-        features: by place, the chunks [b, D].
+        features: the features of each place, a list of chunks [b, D].
         waiting: places for later rounds.
     """
 
@@ -80,7 +80,7 @@ class Shelf:
         self.waiting: list[str] = []
 
     def add(self, places: list[Place], features: list[Tensor]) -> None:
-        """Take the features of one chunk."""
+        """Add the features of one chunk."""
         if not self.places:
             self._choose(places, features)
         for place, values in zip(places, features, strict=True):
@@ -101,11 +101,11 @@ class Shelf:
 
 
 class FeatureStrategy:
-    """The strategy that keeps features and asks for no derivative.
+    """The strategy that stores features and computes no derivative.
 
     Args:
         subject: the network.
-        shelf: takes the features.
+        shelf: stores the features.
     """
 
     def __init__(self, subject: Subject, shelf: Shelf) -> None:
@@ -116,7 +116,7 @@ class FeatureStrategy:
         return self.subject.run(inputs, plan, start)
 
     def measure(self, inputs: Inputs, forward: Forward, layouts: Layouts) -> ChunkColumns:
-        """Take the features of one chunk; the columns hold the outputs, and zeros for gradients."""
+        """Store the features of one chunk; the columns have the outputs, and zero gradients."""
         batch = len(forward.f)
         calls, alive = reaching_calls(forward, layouts)
         names = numbered(layer_name(call.layer, self.subject) for call in calls)
@@ -128,9 +128,9 @@ class FeatureStrategy:
             places.append(Place(name, call.layer.matrix[0] if dense else None))
             features.append(x)
         self.shelf.add([*places, Place("output")], [*features, forward.f])
-        nothing = forward.f.new_zeros(batch, dtype=torch.float64)
+        zeros = forward.f.new_zeros(batch, dtype=torch.float64)
         columns: dict[Key, Tensor] = {("output",): forward.f.detach()}
-        columns |= {("parameter", name, "grad"): nothing for name, _ in self.subject.named}
+        columns |= {("parameter", name, "grad"): zeros for name, _ in self.subject.named}
         paths = {name: "unused" for name, _ in self.subject.named}
         return ChunkColumns([], paths, columns)
 

@@ -21,17 +21,18 @@ def standard_errors(
 ) -> Float[Array, " q"]:
     """Return the delete-a-group jackknife errors of some statistics (Kott 2001).
 
-    With G groups and the statistic t_g of all samples but group g, the squared error is
-    (G - 1)/G sum_g (t_g - mean t)^2.
+    With G groups, and the statistic t_g of all samples except group g, the squared error is (G -
+    1)/G sum_g (t_g - mean t)^2.
 
     Args:
-        estimate: takes the samples to leave out and returns the statistics of the others.
+        estimate: a function that takes the samples to leave out and returns the statistics of the
+            others.
         n: number of samples.
         groups: number of groups.
-        seed: of the groups.
+        seed: seed of the split into groups.
 
     Returns:
-        One error per statistic; NaN where a statistic is not known without some group.
+        One error per statistic; NaN if a statistic is unknown without some group.
 
     >>> values = np.arange(40.0)
     >>> error = standard_errors(lambda out: np.array([np.delete(values, out).mean()]), 40, 40, 0)

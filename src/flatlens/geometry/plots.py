@@ -22,9 +22,10 @@ def representation_plot(
     """Draw one column of a table of representations, layer by layer.
 
     Args:
-        tables: what ``representations`` returned, or several of them by a label such as the step of
-            the training; each becomes a line.
-        quantity: the column. Its standard error is drawn as a band where the table has it.
+        tables: a table of ``representations``, or a dict of tables by label, such as the training
+            step. Each table becomes a line.
+        quantity: the column to draw. If the table has its standard error, the error is drawn as a
+            band.
         ax: axes of matplotlib to draw into. None makes a new figure.
 
     Returns:

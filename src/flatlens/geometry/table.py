@@ -45,7 +45,7 @@ FEWEST_PER_CLASS = 5
 
 @dataclass(frozen=True)
 class _Samples:
-    """The samples of a table: inputs, labels or None, and how errors are found."""
+    """The samples of a table: inputs, labels or None, and how errors are computed."""
 
     x: Any
     labels: Array | None
@@ -74,9 +74,9 @@ def representations(
 ) -> pd.DataFrame:
     """Describe the cloud of samples at the input, before every measured layer, and at the output.
 
-    Only forward passes are run. Every number is a global one: it is about the distribution of all
-    samples, while ``measure`` looks at small neighbourhoods of each sample. No theorem of the paper
-    bounds any of these numbers by the sharpness.
+    Only forward passes are run. Every number describes the distribution of all samples, while
+    ``measure`` describes a small neighbourhood of each sample. No theorem of the paper bounds any
+    of these numbers by the sharpness.
 
     | column | what | defined by |
     |---|---|---|
@@ -95,19 +95,19 @@ def representations(
         y: class indices or one-hot rows, for the columns that need labels.
         layers: names of rows to compute, such as "input", "fc1", "output"; None computes all.
         n: use this many samples, drawn at random from x with ``seed``.
-        measurement: what ``measure`` returned for the same network; its local quantities of the
-            same layers then stand beside the global ones (``sensitivity``, ``local_dimension``,
-            ``log_volume``).
-        errors: whether standard errors are computed (``NAME_se``).
-        groups: groups of samples that the jackknife leaves out, one at a time.
-        seed: of the groups, and of ``n``.
+        measurement: the result of ``measure`` for the same network. Its local quantities of the
+            same layers are added as columns (``sensitivity``, ``local_dimension``, ``log_volume``).
+        errors: whether to compute standard errors (``NAME_se``).
+        groups: number of groups that the jackknife leaves out, one at a time.
+        seed: seed of the groups and of the draw of ``n`` samples.
         output: which part of the model's result is f(x), as for ``probe``.
         chunk: samples at a time.
-        memory: bytes for features (by default 1 GiB). Fewer bytes take more forward passes.
+        memory: bytes for features, by default 1 GiB. With fewer bytes more forward passes are run.
         inputs: as for ``probe``.
 
     Returns:
-        A DataFrame with a row for each place. ``note`` says where n is too small for a number.
+        A DataFrame with a row for each place. The column ``note`` says if n is too small for an
+        estimate.
 
     Raises:
         FlatlensError: if an argument is wrong, y has no classes, or the network cannot be measured.
@@ -245,7 +245,7 @@ def _statistics(cloud: Cloud, classes: Classes | None, nc3: float) -> Float[Arra
 def _duality(
     place: Place, points: Float[Tensor, "n D"], labels: Array | None, left_out: Array | None
 ) -> float:
-    """Return NC3 where the place is the input of a classifier with one output per class."""
+    """Return NC3 if the place is the input of a classifier with one output per class."""
     if place.weight is None or labels is None:
         return math.nan
     stay = (
@@ -257,7 +257,7 @@ def _duality(
 
 
 def _note(record: dict[str, Any], labels: Array | None) -> str:
-    """Say where the number of samples is too small for an estimate to mean anything."""
+    """Say which estimates are meaningless because there are too few samples."""
     n, notes = record["n"], []
     if n < 10 * record["participation_ratio"]:
         notes.append("participation_ratio is limited by n: take ten times as many samples as it")

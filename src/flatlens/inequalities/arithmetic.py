@@ -11,7 +11,7 @@ from flatlens.probes import Array
 
 
 def quotient(norm2: Float[Array, " n"], size2: Float[Array, " n"]) -> Float[Array, " n"]:
-    """Divide squared norms by squared sizes: 0 where the norm is 0, inf where only the size is."""
+    """Divide squared norms by squared sizes; 0 / 0 is 0, and anything else over 0 is inf."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(norm2 > 0, norm2 / size2, 0.0)
 
@@ -19,13 +19,13 @@ def quotient(norm2: Float[Array, " n"], size2: Float[Array, " n"]) -> Float[Arra
 def product(a: Any, b: Any) -> float:
     """Multiply two factors of a right-hand side; it is inf if a factor is.
 
-    0 times inf bounds nothing, so it must not become a finite right-hand side.
+    0 times inf must not become a finite right-hand side, because it bounds nothing.
     """
     return float("inf") if np.isinf(a) or np.isinf(b) else float(a * b)
 
 
 def infinite_if_unknown(log: float) -> float:
-    """Return inf for NaN: the same rule for logarithms, where 0 times inf reads -inf + inf."""
+    """Return inf for NaN, which is the logarithm of 0 times inf (-inf + inf)."""
     return float("inf") if np.isnan(log) else log
 
 

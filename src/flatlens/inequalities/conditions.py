@@ -45,7 +45,7 @@ def why_not_leaf(p: Probe, layer: LayerProbe) -> str | None:
     """Say why a layer's weight is not a trainable parameter that is used exactly once."""
     if reason := why_not_counted(p, layer):
         return reason
-    count = most_uses(p.layers, layer.weight)  # by one sample
+    count = most_uses(p.layers, layer.weight)  # uses by a single sample
     if count > 1:
         return f"{layer.weight} is used {count} times"
     if _path(p, layer.weight) != "layer":
@@ -68,10 +68,10 @@ def why_read_beside(p: Probe, layer: LayerProbe) -> str | None:
 
 
 def why_rounded(p: Probe) -> str | None:
-    """Say why derivatives at two places of the network need not fit together: half precision.
+    """Say why derivatives at two places of the network may disagree: half precision.
 
-    A proof says how the derivative at a layer's input follows from that at its output. Where each
-    of the two is rounded by itself, that is true up to rounding only.
+    A proof says how the derivative at a layer's input follows from the one at its output. In half
+    precision each of the two is rounded separately, so the relation holds only up to rounding.
     """
     if p.dtype not in HALF:
         return None

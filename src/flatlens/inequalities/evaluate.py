@@ -18,13 +18,13 @@ def bounds(p: Probe, *, exact: bool = False) -> Bounds:
     """Compute every inequality between compression and sharpness for one network.
 
     Args:
-        p: what a pass saw, from ``probe``, ``sketch`` or ``measure(...).probe``.
-        exact: take ||D^-1 C||_2 itself in ``eq12_untied`` instead of its cheap bound. The probe
-            must come from ``probe(..., exact_untied=True)``.
+        p: a probe, from ``probe``, ``sketch`` or ``measure(...).probe``.
+        exact: use ||D^-1 C||_2 itself in ``eq12_untied`` instead of its cheap bound. The probe must
+            come from ``probe(..., exact_untied=True)``.
 
     Returns:
-        All rows of the table in docs/theory.md, section 2: both sides, the slack, the verdict and
-        its reason; by name or by place.
+        All rows of the table in docs/theory.md, section 2, by name or by index. Each has both
+        sides, the slack, the verdict and its reason.
 
     Raises:
         FlatlensError: if an argument is wrong, or if ``exact`` is set and the probe does not have
@@ -43,11 +43,11 @@ def bounds(p: Probe, *, exact: bool = False) -> Bounds:
 
 
 def bounds_named(p: Probe, names: Sequence[str] | None, exact: bool = False) -> Bounds:
-    """Compute the inequalities with these names, or all where ``names`` is None."""
+    """Compute the inequalities with these names, or all if ``names`` is None."""
     network = Network.of(p, exact)
     return Bounds(judge(row, network) for row in table.TABLE if names is None or row.name in names)
 
 
 def computable(p: Probe) -> list[str]:
-    """Name the inequalities for which the pass was asked for all that they need."""
+    """Return the names of the inequalities whose needs the pass was asked for."""
     return [row.name for row in table.TABLE if not missing(row.needs, p.asked)]

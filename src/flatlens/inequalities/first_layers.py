@@ -19,11 +19,11 @@ class FirstLayers:
     Samples that take different branches may have different first layers.
     """
 
-    layers: tuple[LayerProbe, ...]  # each is the first layer of at least one sample
-    index: Int[Array, " n"]  # which of them, for each sample; -1 where a sample has none
+    layers: tuple[LayerProbe, ...]  # the first layers of all samples, each once
+    index: Int[Array, " n"]  # each sample's index in ``layers``, or -1
 
     def gather(self, column: Callable[[LayerProbe], Array]) -> Float[Array, " n"]:
-        """Take each sample's value from the column of its own first layer; 0 where it has none."""
+        """Return each sample's value in a column of its first layer; 0 if it has none."""
         if len(self.layers) == 1 and (self.index == 0).all():
             return column(self.layers[0])
         values = np.zeros(len(self.index))
@@ -33,9 +33,9 @@ class FirstLayers:
         return values
 
     def mean_by_width(self, values: Float[Array, " n"]) -> float:
-        """Return mean_i values_i / d_i, d_i the width of sample i's first layer; 1 without one."""
+        """Return mean_i values_i / d_i with the width d_i of sample i's first layer, or 1."""
         widths = np.array([*(layer.out_features for layer in self.layers), 1])
-        if len(set(widths[self.index])) == 1:  # one width leaves the mean, and rounds only once
+        if len(set(widths[self.index])) == 1:  # divide once, to round only once
             return float(values.mean()) / int(widths[self.index][0])
         return float((values / widths[self.index]).mean())
 

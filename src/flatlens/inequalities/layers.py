@@ -29,7 +29,7 @@ NEEDS = with_implied({LAYER_SPECTRA, LAYER_GRADIENTS, WEIGHT_NORMS, BYPASS})
 
 
 def _why_unknown(p: Probe) -> str:
-    """Say what of Eq. 5 the pass was not asked for."""
+    """Say which numbers of Eq. 5 the pass was not asked for."""
     names = missing(NEEDS, p.asked)
     return not_asked_for(names) if names else "it needs numbers that the pass does not find"
 
@@ -39,12 +39,12 @@ def layer_bounds(p: Probe, layer: LayerProbe) -> dict[str, Any]:
 
     lhs = mean_i ||A_il||_F and rhs = mean_i ||W_il|| sqrt(w_il) / x_il. ``multiplicative`` bounds
     the response through the layer to u_p -> (1 + H) u_p with ||H||_F = 1 at all its positions
-    (docs/theory.md section 4.3). That takes the gradient of this call alone, so it is NaN where the
+    (docs/theory.md section 4.3). It needs the gradient of this call alone, so it is NaN if the
     weight has other uses.
 
     Args:
-        p: what a pass saw.
-        layer: one of its layers.
+        p: the probe.
+        layer: one of the probe's layers.
 
     Returns:
         The columns ``eq5_lhs``, ``eq5_rhs``, ``eq5_slack``, ``eq5_verdict``, ``eq5_why`` and
@@ -56,7 +56,7 @@ def layer_bounds(p: Probe, layer: LayerProbe) -> dict[str, Any]:
     with np.errstate(divide="ignore"):
         inverse = 1 / layer.x_norm
     norms = upper_norm_per_sample(layer)
-    largest = norms.max()  # taken out of the mean, so that equal norms give exactly that norm
+    largest = norms.max()  # factored out: equal norms give exactly that norm
     share = norms / largest if largest > 0 else np.ones_like(norms)
     terms = [product(a * c, b) for a, b, c in zip(root, inverse, share, strict=True)]
     rhs = float(largest * mean_over_users(layer, np.array(terms)))

@@ -1,8 +1,8 @@
 """The Lipschitz sandwich: the largest sensitivity against a product of norms (theory.md 8).
 
 max_i sigma_1(A_i) <= Lip(f) <= prod_l c_l ||C_l||. Szegedy et al. (2014) use the right-hand side.
-The proof needs a chain of measured layers and maps of known Lipschitz constant, which is decided
-from the autograd graph of the pass (``capture.chain``); elsewhere the row does not apply.
+The proof needs a chain of measured layers and maps of known Lipschitz constant. The autograd graph
+of the pass shows whether there is one (``capture.chain``). If not, the row does not apply.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ NOT_SEEN = "this pass did not look for a chain of layers"
 
 
 def lhs_lipschitz(net: Network) -> float:
-    """max_i sigma_1(A_i)."""
+    """Return max_i sigma_1(A_i)."""
     return max_sensitivity(net.p)
 
 
 def rhs_lipschitz(net: Network) -> float:
-    """prod_l c_l ||C_l||, with the certified upper end of every norm."""
+    """Return prod_l c_l ||C_l||, with the certified upper end of every norm."""
     assert net.p.chain is not None
     norms = [upper_norm_per_sample(net.p.layers[i], "operator").max() for i in net.p.chain.layers]
     return float(net.p.chain.constant * np.prod(norms))

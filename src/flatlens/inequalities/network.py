@@ -1,4 +1,4 @@
-"""What the rows of the table are computed from: a probe, its sharpness and its first layer."""
+"""The numbers from which the rows of the table are computed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from flatlens.probes import Array, LayerProbe, Probe
 
 @dataclass(frozen=True)
 class Network:
-    """One network as the rows of the table see it."""
+    """A probe with its sharpness, its first layers and its tolerance."""
 
     p: Probe
     S: float  # sharpness, Eq. 3
     first_layers: FirstLayers | None
     tolerance: float  # relative rounding that a comparison allows
-    exact_untied: bool = False  # take ||D^-1 C||_2 itself instead of its cheap bound
+    exact_untied: bool = False  # use ||D^-1 C||_2 itself instead of its cheap bound
 
     @classmethod
     def of(cls, p: Probe, exact_untied: bool = False) -> Network:
@@ -39,7 +39,7 @@ class Network:
 
     @cached_property
     def without_squares(self) -> str:
-        """What is too small to be squared in float64; then no side can be computed."""
+        """A size that is too small to be squared in float64, or ""; then no side is computed."""
         return without_squares(self.p)
 
     @cached_property
@@ -57,10 +57,10 @@ def ratios(layer: LayerProbe, bias: bool = False) -> Float[Array, " n"]:
 
     Args:
         layer: one measured layer.
-        bias: take x_il^2 + 1 for x_il^2 where the layer has a bias that counts in S.
+        bias: use x_il^2 + 1 instead of x_il^2 if the layer has a bias that counts in S.
 
     Returns:
-        One ratio per sample; inf where a sample's input is zero.
+        One ratio per sample; inf if a sample's input is zero.
     """
     size2 = layer.x_norm**2 + (bias and layer.bias_counts)
     return where_used(layer, quotient(upper_norm_per_sample(layer) ** 2, size2))

@@ -1,13 +1,13 @@
 """The table of inequalities between flatness and compression, one row each.
 
-The rows stand in the order of ``docs/theory.md``. To add an inequality, write its two sides as
-functions of a :class:`Network` and add a row; nothing else changes.
+The rows are in the order of ``docs/theory.md``. To add an inequality, write its two sides as
+functions of a :class:`Network` and add a row. Nothing else changes.
 
 Notation: W_il is the weight that sample i used in layer l, x_il the input of that layer, w_il =
 ||grad_{W_l} f(x_i)||_F^2, S the sharpness, A and B the derivatives of the output with respect to
-x_il in total and through the layer alone. Volumes are compared as logarithms. A norm that took an
-iteration enters a right-hand side as its certified upper end. A sample that does not use a layer
-adds 0 to both sides.
+x_il in total and through the layer alone. Volumes are compared as logarithms. If a norm was
+computed by an iteration, right-hand sides use its certified upper end. A sample that does not use a
+layer adds 0 to both sides.
 """
 
 from __future__ import annotations
@@ -58,29 +58,29 @@ from flatlens.probes import Array, LayerProbe
 
 
 def lhs_eq6(net: Network) -> float:
-    """mean_i sigma_1(A_i)^2."""
+    """Return mean_i sigma_1(A_i)^2."""
     return float((net.p.input.singular[:, 0] ** 2).mean())
 
 
 def rhs_eq6(net: Network) -> float:
-    """max_i ||W_i1||^2 / x_i1^2, times S."""
+    """Return S max_i ||W_i1||^2 / x_i1^2."""
     return product(net.first_ratios().max(), net.S)
 
 
 def log_mean_volume(net: Network) -> float:
-    """log mean_i dVol_i."""
+    """Return log mean_i dVol_i."""
     return log_mean_exp(log_products(net.p.input.singular))
 
 
 def rhs_eq8(net: Network) -> float:
-    """log mean_i (||A_i||_F^2 / r)^(r/2)."""
+    """Return log mean_i (||A_i||_F^2 / r)^(r/2)."""
     s = net.p.input.singular
     r = s.shape[1]
     return log_mean_exp(r / 2 * log((s**2).sum(1) / r))
 
 
 def log_eq9(net: Network, ratio: Array, r: int) -> float:
-    """log of (1/n) sqrt(sum ratio^r) (nS/r)^(r/2), where ratio = (||W||/x)^2 over all terms."""
+    """Return log((1/n) sqrt(sum ratio^r) (nS/r)^(r/2)) with ratio = (||W||/x)^2."""
     n = net.p.n
     total = log_mean_exp(r * log(ratio)) + np.log(len(ratio))
     with np.errstate(invalid="ignore"):
@@ -88,17 +88,17 @@ def log_eq9(net: Network, ratio: Array, r: int) -> float:
 
 
 def rhs_eq9(net: Network) -> float:
-    """The form of Eq. 9 with the first layer's ratios and r = min(N, M)."""
+    """Return ``log_eq9`` with the first layer's ratios and r = min(N, M)."""
     return log_eq9(net, net.first_ratios(), net.p.input.singular.shape[1])
 
 
 def lhs_eq10(net: Network) -> float:
-    """log sum_l mean_i dVol_il."""
+    """Return log sum_l mean_i dVol_il."""
     return log_sum_exp([log_mean_exp(layer_log_volumes(q)) for q in net.p.layers])
 
 
 def rhs_eq10(net: Network) -> float:
-    """The form of Eq. 9 over all layers at once; summed layer by layer where their r_l differ."""
+    """Return ``log_eq9`` over all layers at once, or summed over layers if their r_l differ."""
     ratio = [ratios(q) for q in net.p.layers]
     ranks = [q.singular.shape[1] for q in net.p.layers]
     if len(set(ranks)) == 1:
@@ -107,12 +107,12 @@ def rhs_eq10(net: Network) -> float:
 
 
 def lhs_log_volume(net: Network) -> float:
-    """mean_i log dVol_i."""
+    """Return mean_i log dVol_i."""
     return float(log_products(net.p.input.singular).mean())
 
 
 def rhs_log_volume(net: Network) -> float:
-    """(r/2) log(S/r) + r mean_i log(||W_i1|| / x_i1), with x^2 + 1 where a bias counts."""
+    """Return (r/2) log(S/r) + r mean_i log(||W_i1|| / x_i1), with x^2 + 1 if a bias counts."""
     r = net.p.input.singular.shape[1]
     logs = log(net.first_ratios(bias=True)) / 2
     with np.errstate(invalid="ignore"):
@@ -123,34 +123,34 @@ def rhs_log_volume(net: Network) -> float:
 
 
 def lhs_mls(net: Network) -> float:
-    """MLS = mean_i sigma_1(A_i)."""
+    """Return MLS = mean_i sigma_1(A_i)."""
     return mls(net.p)
 
 
 def rhs_eq11(net: Network) -> float:
-    """sqrt(mean_i ||W_i1||^2 / x_i1^2) sqrt(S); also D of Eq. 48."""
+    """Return sqrt(mean_i ||W_i1||^2 / x_i1^2) sqrt(S), which is also D of Eq. 48."""
     return product(np.sqrt(net.first_ratios().mean()), np.sqrt(net.S))
 
 
 def rhs_eq11_bias(net: Network) -> float:
-    """The same with x_i1^2 + 1 where a bias counts."""
+    """Return the right-hand side of Eq. 11 with x_i1^2 + 1 if a bias counts."""
     return product(np.sqrt(net.first_ratios(bias=True).mean()), np.sqrt(net.S))
 
 
 def first_weight_gradients(net: Network) -> Array:
-    """w_i1 of each sample's first layer."""
+    """Return w_i1 of each sample's first layer."""
     assert net.first_layers is not None
     return net.first_layers.gather(lambda layer: layer.grad_weight)
 
 
 def eq48_b(net: Network) -> float:
-    """B = mean_i (||W_i1|| / x_i1) sqrt(w_i1)."""
+    """Return B = mean_i (||W_i1|| / x_i1) sqrt(w_i1)."""
     pairs = zip(net.first_ratios(), first_weight_gradients(net), strict=True)
     return float(np.mean([product(np.sqrt(a), np.sqrt(w)) for a, w in pairs]))
 
 
 def eq48_c(net: Network) -> float:
-    """C = sqrt(mean_i ||W_i1||^2 / x_i1^2) sqrt(mean_i w_i1)."""
+    """Return C = sqrt(mean_i ||W_i1||^2 / x_i1^2) sqrt(mean_i w_i1)."""
     w = first_weight_gradients(net)
     return product(np.sqrt(net.first_ratios().mean()), np.sqrt(w.mean()))
 
@@ -159,32 +159,32 @@ def eq48_c(net: Network) -> float:
 
 
 def lhs_nmls(net: Network) -> float:
-    """NMLS = sum_l mean_i sigma_1(A_il)."""
+    """Return NMLS = sum_l mean_i sigma_1(A_il)."""
     return nmls(net.p)
 
 
 def lhs_nmls_through(net: Network) -> float:
-    """sum_l mean_i sigma_1(B_il)."""
+    """Return sum_l mean_i sigma_1(B_il)."""
     return nmls_through(net.p)
 
 
 def over_layers(net: Network, terms: Sequence[Array], S: float) -> float:
-    """sqrt(mean_i sum_l terms_il) sqrt(S)."""
+    """Return sqrt(mean_i sum_l terms_il) sqrt(S)."""
     return product(np.sqrt(np.mean(np.sum(terms, axis=0))), np.sqrt(S))
 
 
 def rhs_eq12(net: Network) -> float:
-    """sqrt(mean_i sum_l ||W_il||^2 / x_il^2) sqrt(S)."""
+    """Return sqrt(mean_i sum_l ||W_il||^2 / x_il^2) sqrt(S)."""
     return over_layers(net, [ratios(q) for q in net.p.layers], net.S)
 
 
 def rhs_eq12_bias(net: Network) -> float:
-    """The same with x_il^2 + 1 where a bias counts."""
+    """Return the right-hand side of Eq. 12 with x_il^2 + 1 if a bias counts."""
     return over_layers(net, [ratios(q, bias=True) for q in net.p.layers], net.S)
 
 
 def untied_factors(net: Network, layer: LayerProbe) -> Array:
-    """k_il^2, docs/theory.md section 4.1."""
+    """Return k_il^2 of docs/theory.md, section 4.1."""
     if net.exact_untied:
         if layer.untied_norm is None:
             raise FlatlensError(
@@ -197,20 +197,20 @@ def untied_factors(net: Network, layer: LayerProbe) -> Array:
 
 
 def rhs_eq12_untied(net: Network) -> float:
-    """sqrt(mean_i sum_l k_il^2) sqrt(S_untied)."""
+    """Return sqrt(mean_i sum_l k_il^2) sqrt(S_untied)."""
     terms = [untied_factors(net, q) for q in net.p.layers]
     return over_layers(net, terms, sharpness_untied(net.p))
 
 
 def tied_factors(layer: LayerProbe) -> Array:
-    """||C_il||^2 / s_il^2, docs/theory.md section 4.2."""
-    # J stands before the overlapping sum of a transposed convolution: its C is the kernel.
+    """Return ||C_il||^2 / s_il^2 of docs/theory.md, section 4.2."""
+    # J of a transposed convolution is taken before the overlapping sum, so its C is the kernel.
     norms = upper_norm_per_sample(layer, "kernel" if "transpose" in layer.kind else "operator")
     return where_used(layer, quotient(norms**2, layer.patch_rank**2))
 
 
 def rhs_eq12_tied_rank(net: Network) -> float:
-    """sqrt(mean_i sum_l ||C_il||^2 / s_il^2) sqrt(S)."""
+    """Return sqrt(mean_i sum_l ||C_il||^2 / s_il^2) sqrt(S)."""
     return over_layers(net, [tied_factors(q) for q in net.p.layers], net.S)
 
 
@@ -218,13 +218,13 @@ def rhs_eq12_tied_rank(net: Network) -> float:
 
 
 def lhs_eq17(net: Network) -> float:
-    """mean_i sum_l (||A_il||_2 - ||A_il - B_il||_2)."""
+    """Return mean_i sum_l (||A_il||_2 - ||A_il - B_il||_2)."""
     terms = [where_used(q, q.singular[:, 0] - q.gap_norm) for q in net.p.layers]
     return float(np.mean(np.sum(terms, axis=0)))
 
 
 def inner_layers(net: Network) -> Sequence[LayerProbe]:
-    """All measured layers but the last."""
+    """Return all measured layers except the last."""
     return net.p.layers[:-1]
 
 
@@ -232,27 +232,27 @@ def why_no_chain(net: Network) -> str | None:
     """Say why the network is not a chain of identity skips with a linear last layer."""
     inner, last = inner_layers(net), net.p.layers[-1]
     if not inner or net.first_layers is None or net.first_layers.layers[0] is not inner[0]:
-        return "the network is no chain that starts at its input"
+        return "the network is not a chain that starts at its input"
     if partly := [q for q in net.p.layers if not used_by(q).all()]:
         return f"some samples do not use {partly[0].name}"
     for q in inner:
         if not (q.chain <= certificate(net.p)).all():
             return f"{q.name} has no identity skip to the next layer"
     if not last.is_output or last.positions > 1:
-        return f"{last.name} is no linear last layer"
+        return f"{last.name} is not a linear last layer"
     return None
 
 
 def lhs_eq17_telescoped(net: Network) -> float:
-    """MLS - mean_i ||W_iL||."""
+    """Return MLS - mean_i ||W_iL||."""
     norms = upper_norm_per_sample(net.p.layers[-1], "operator")
-    largest = norms.max()  # taken out of the mean, so that equal norms give exactly that norm
+    largest = norms.max()  # factored out: equal norms give exactly that norm
     mean = largest * (norms / largest).mean() if largest > 0 else 0.0
     return float(mls(net.p) - mean)
 
 
 def rhs_eq17_telescoped(net: Network) -> float:
-    """The right-hand side of Eq. 12 over all layers but the last."""
+    """Return the right-hand side of Eq. 12 over all layers except the last."""
     return over_layers(net, [ratios(q) for q in inner_layers(net)], net.S)
 
 
@@ -260,12 +260,12 @@ def rhs_eq17_telescoped(net: Network) -> float:
 
 
 def lhs_eq35(net: Network) -> float:
-    """sum_l xbar_l MLS_l."""
+    """Return sum_l xbar_l MLS_l."""
     return weighted_nmls(net.p)
 
 
 def rhs_eq35(net: Network) -> float:
-    """sum_l sqrt(mean_i ||W_il||^2 w_il), with the widest interval of a norm."""
+    """Return sum_l sqrt(mean_i ||W_il||^2 w_il), raised by the widest interval of a norm."""
     slack = max(1 + q.norms.slack_of(q.weight_norm) for q in net.p.layers)
     return matrix_normalized_sharpness(net.p) * slack
 
@@ -285,49 +285,49 @@ def why_no_eq37(net: Network) -> str | None:
     if layer.kind == "linear":
         return f"the input of {layer.name} is too wide, or its entries are read in another order"
     what = "a convolution" if "conv" in layer.kind else f"a {layer.kind} layer of another shape"
-    return f"{layer.name} is {what}: its columns are no input entries"
+    return f"{layer.name} is {what}: its columns are not input entries"
 
 
 def lhs_eq37(net: Network) -> float:
-    """sqrt(mean_i ||A_i1 diag(1/t)||_F^2 ||diag(t) x_i||^2) at the minimum of Eq. 36."""
+    """Return sqrt(mean_i ||A_i1 diag(1/t)||_F^2 ||diag(t) x_i||^2) at the minimum of Eq. 36."""
     assert net.p.first is not None
     assert net.p.first.crossed is not None
-    t2 = net.scaled_minimum.column  # columns without weight and curvature have dropped out
+    t2 = net.scaled_minimum.column  # 0 if a column dropped out
     inverse = np.divide(1.0, t2, out=np.zeros_like(t2), where=t2 > 0)
     crossed = torch.from_numpy(net.p.first.crossed) @ torch.from_numpy(t2)
     return float(np.sqrt(max(float(crossed @ torch.from_numpy(inverse)), 0.0)))
 
 
 def rhs_eq37(net: Network) -> float:
-    """The minimum of Eq. 36, lambda = 1."""
+    """Return the minimum of Eq. 36 with lambda = 1."""
     return net.scaled_minimum.value
 
 
 def lhs_eq44(net: Network) -> float:
-    """mean_i (1/d_i) sum_p x_ip^2 ||A_i[:, p]||^2, d_i the width of sample i's first layer."""
+    """Return mean_i (1/d_i) sum_p x_ip^2 ||A_i[:, p]||^2 with the first layer's width d_i."""
     assert net.first_layers is not None
     return net.first_layers.mean_by_width(input_invariant_mls.samples(net.p))
 
 
 def rhs_eq44(net: Network) -> float:
-    """Adaptive sharpness, Eq. 41."""
+    """Return the adaptive sharpness, Eq. 41."""
     return adaptive_sharpness(net.p)
 
 
 def why_no_eq44_shared(net: Network) -> str | None:
-    """Say why the left-hand side is not known."""
+    """Say why the left-hand side is unknown."""
     return NO_FIRST_LAYER if net.p.first is None else None
 
 
 def lhs_eq44_shared(net: Network) -> float:
-    """mean_i (1/d_i) sum_j ||sum_p u_pj (J_p W)_j||^2, d_i the width of sample i's first layer."""
+    """Return mean_i (1/d_i) sum_j ||sum_p u_pj (J_p W)_j||^2 with the first layer's width d_i."""
     assert net.first_layers is not None
     assert net.p.first is not None
     return net.first_layers.mean_by_width(net.p.first.invariant)
 
 
 def rhs_eq44_shared(net: Network) -> float:
-    """The first weight's part of the adaptive sharpness."""
+    """Return the first weight's part of the adaptive sharpness."""
     assert net.first_layers is not None
     return float(net.first_layers.gather(lambda layer: layer.adaptive).mean())
 
@@ -338,9 +338,9 @@ def rhs_eq44_shared(net: Network) -> float:
 def zero_input(
     layers: Callable[[Network], Sequence[LayerProbe]], bias: bool = False
 ) -> Callable[[Network], str | None]:
-    """Return a function that names the first of some layers that gets a zero input, and counts.
+    """Return a function that names the first layer with a zero input and counts the samples.
 
-    With ``bias`` a layer whose bias counts in S does not matter: its ratio stays finite.
+    With ``bias`` layers whose bias counts in S are left out, because their ratio stays finite.
     """
 
     def why_infinite(net: Network) -> str | None:
@@ -353,7 +353,7 @@ def zero_input(
 
 
 def first_layers(net: Network) -> Sequence[LayerProbe]:
-    """The layers that read the network's input."""
+    """Return the layers that read the network's input."""
     return net.first_layers.layers if net.first_layers else ()
 
 
@@ -374,7 +374,7 @@ def low_patch_rank(net: Network) -> str | None:
     return None
 
 
-RATIOS = (needs.GRADIENTS, needs.WEIGHT_NORMS)  # of S times (||W|| / x)^2
+RATIOS = (needs.GRADIENTS, needs.WEIGHT_NORMS)  # needs of S times (||W|| / x)^2
 DENSE_FIRST = "the first layer has one position, a trainable weight used once, and no bypass"
 DENSE_ALL = "every layer has one position, a trainable weight used once, and no bypass"
 

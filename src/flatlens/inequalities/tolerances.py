@@ -1,4 +1,4 @@
-"""How far rounding and sampling may push the sides of an inequality."""
+"""The tolerance of a comparison, from rounding and from sampling."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def tolerance(p: Probe) -> float:
     In half precision each layer rounds the derivative that passes through it. Such errors are
     independent, so they grow with the square root of the number of layers.
 
-    The sides of a sketch are estimates: there the tolerance grows by what four standard errors of
-    the least certain side amount to, squared because a side may be the square of an estimate.
+    The sides of a sketch are estimates. Their tolerance grows by four standard errors of the least
+    certain side. The factor is squared, because a side may be the square of an estimate.
     """
     rounding = 1e-9 if p.dtype == torch.float64 else 1e-4
     if p.dtype in HALF:
@@ -41,7 +41,7 @@ def tolerance(p: Probe) -> float:
 def student(freedom: int) -> float:
     """Return the quantile of Student's t that is 4 for the normal distribution.
 
-    Wallace's approximation, which lies above the true quantile.
+    This is Wallace's approximation, which is above the true quantile.
     """
     z = 4 * (8 * freedom + 3) / (8 * freedom + 1)
     return float(np.sqrt(freedom * np.expm1(z**2 / freedom)))

@@ -1,8 +1,12 @@
 """Compare both sides of an inequality and say what is proven.
 
-The verdict is "theorem" where every condition of the proof was seen to hold in the pass,
-"observation" where the paper states the inequality for such a network but it can fail, and
-"not applicable" where a side is not defined. A theorem that fails is a bug of flatlens.
+| verdict            | meaning                                                                 |
+| ------------------ | ----------------------------------------------------------------------- |
+| ``theorem``        | every condition of the proof holds in this pass                         |
+| ``observation``    | the paper states the inequality for such a network, but it can fail     |
+| ``not applicable`` | a side is not defined                                                   |
+
+A theorem that fails is a bug of flatlens.
 """
 
 from __future__ import annotations
@@ -41,10 +45,20 @@ NO_FIRST_LAYER = "no measured layer reads the network's input itself"
 
 @dataclass(frozen=True)
 class Inequality:
-    """lhs <= rhs for one network, and whether that is proven for it.
+    """An inequality lhs <= rhs for one network, and whether it is proven for this network.
 
-    ``slack`` is rhs / lhs. For volumes ``log_lhs`` and ``log_rhs`` are what was compared; the plain
-    sides may be 0 or inf. For ``log_volume`` both sides are logarithms, the slack exp(rhs - lhs).
+    Attributes:
+        name: its name in the table of docs/theory.md, such as "eq12".
+        equation: its equation in the paper.
+        lhs: the side about compression. For ``log_volume`` both sides are logarithms.
+        rhs: the side about flatness.
+        slack: rhs / lhs, or exp(rhs - lhs) for logarithms.
+        holds: whether lhs <= rhs up to rounding and, in a sketch, up to standard errors.
+        verdict: "theorem", "observation" or "not applicable".
+        why: the reason of the verdict in one sentence.
+        log_lhs: logarithm of the left side. Volumes are compared as logarithms, because their plain
+            sides may be 0 or inf.
+        log_rhs: logarithm of the right side.
     """
 
     name: str
@@ -60,7 +74,7 @@ class Inequality:
 
 
 class Bounds(tuple[Inequality, ...]):
-    """All inequalities of one network, in the order of ``docs/theory.md``; by name or by place."""
+    """All inequalities of one network by name or by index, in the order of ``docs/theory.md``."""
 
     def __getitem__(self, key: Any) -> Any:
         if not isinstance(key, str):
@@ -79,41 +93,41 @@ def all_layers(network: Network) -> Sequence[LayerProbe]:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table: how to compute both sides, and what its proof needs.
+    """One row of the table: how to compute both sides, and the conditions of its proof.
 
-    Both sides are functions of a :class:`Network`. A row whose ``first_layer`` or
-    ``about_first`` is set is about the layer that reads the network's input, and does not apply
-    where there is none.
+    Both sides are functions of a :class:`Network`. If ``first_layer`` or ``about_first`` is set,
+    the row is about the layer that reads the network's input. It does not apply if there is no such
+    layer.
     """
 
     name: str
     equation: str
     lhs: Callable[[Network], float]
     rhs: Callable[[Network], float]
-    proven: str  # why it is a theorem where all conditions are met
-    first_layer: tuple[Condition, ...] = ()  # asked of each sample's first layer
-    each: tuple[Condition, ...] = ()  # asked of each of ``layers``
+    proven: str  # the reason to give if all conditions are met
+    first_layer: tuple[Condition, ...] = ()  # conditions on each sample's first layer
+    each: tuple[Condition, ...] = ()  # conditions on each of ``layers``
     layers: Callable[[Network], Sequence[LayerProbe]] = all_layers
-    about_first: bool = False  # it reads the first layer without asking anything of it
+    about_first: bool = False  # the sides use the first layer, without conditions on it
     needs_layers: bool = True
     not_applicable: Callable[[Network], str | None] = lambda network: None
     infinite: Callable[[Network], str | None] = lambda network: None  # why the rhs is infinite
     logs: bool = False  # both sides are given as logarithms
-    show_logs: bool = False  # and shown as such
+    show_logs: bool = False  # and both sides are shown as logarithms
     scale: Callable[[Network], float] = lambda network: 0.0  # size of the terms of a difference
-    sides: tuple[str, ...] = ()  # what the two sides need of a pass, as in passes.needs
-    of_any_numbers: bool = False  # it holds for any numbers, so also for rounded derivatives
+    sides: tuple[str, ...] = ()  # names of passes.needs that the two sides need
+    of_any_numbers: bool = False  # it holds for any numbers, also for rounded ones
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the sides and the conditions need of a pass, as named in ``passes.needs``."""
+        """Names of ``passes.needs`` that the sides and the conditions need."""
         conditions = {*self.first_layer, *self.each}
         asked = {BYPASS} if conditions & {why_bypassed, why_read_beside} else set()
         return with_implied({*self.sides, *asked})
 
     @property
     def sums_over_layers(self) -> bool:
-        """Whether a side is a sum over all layers, so that each of them must be measured."""
+        """Whether a side is a sum over all layers, so that each layer must be measured."""
         about_first = bool(self.first_layer) or self.about_first
         return self.needs_layers and not about_first and self.layers is all_layers
 
@@ -123,10 +137,10 @@ def judge(row: Row, network: Network) -> Inequality:
 
     Args:
         row: a row of the table.
-        network: what its sides are computed from.
+        network: the network, from which the sides are computed.
 
     Returns:
-        The inequality. Where it does not apply its sides are NaN and ``holds`` is True.
+        The inequality. If it does not apply, its sides are NaN and ``holds`` is True.
     """
     if names := missing(row.needs, network.p.asked):
         return _missing(row, not_asked_for(names))
@@ -159,8 +173,8 @@ def _missing(row: Row, reason: str) -> Inequality:
 def _compare_numbers(row: Row, network: Network, lhs: float, rhs: float) -> Inequality:
     room = network.tolerance
     slack = rhs / lhs if lhs > 0 else (1.0 if rhs == lhs else np.inf)
-    # A lhs that is a difference carries the rounding of its terms. Below SMALLEST the lhs of a
-    # sample may be a number though the square of its gradient is none.
+    # A difference on the left has the rounding of its terms. Below SMALLEST a sample's lhs may be
+    # positive although the square of its gradient underflows.
     holds = bool(lhs <= rhs * (1 + room) + room * row.scale(network) + SMALLEST)
     return Inequality(
         row.name, row.equation, lhs, rhs, float(slack), holds, *_verdict(row, network)
@@ -180,7 +194,7 @@ def _compare_logs(row: Row, network: Network, lhs: float, rhs: float) -> Inequal
 
 
 def _verdict(row: Row, network: Network) -> tuple[Verdict, str]:
-    """Return "theorem", unless a condition is broken, and the sentence that says why."""
+    """Return "theorem", or "observation" if a condition is broken, and the reason."""
     estimated = "; the sides are estimates" if network.p.sketch is not None else ""
     if reason := _broken_condition(row, network):
         return "observation", reason + estimated
@@ -190,7 +204,7 @@ def _verdict(row: Row, network: Network) -> tuple[Verdict, str]:
 
 
 def _broken_condition(row: Row, network: Network) -> str | None:
-    """Return what breaks the proof; a row over all layers also names the layers that it misses."""
+    """Return what breaks the proof, with the unmeasured layers of a sum over all layers."""
     missing = network.p.why_not_every_layer if row.sums_over_layers else None
     rounded = None if row.of_any_numbers else why_rounded(network.p)
     reasons = [reason for reason in (_broken_proof(row, network), missing, rounded) if reason]

@@ -1,4 +1,4 @@
-"""One call and its result: `measure`, the `Measurement` it returns, what can be done with it."""
+"""The call `measure`, its result `Measurement`, and what a Measurement can do."""
 
 from flatlens.measurement.result import Measurement
 

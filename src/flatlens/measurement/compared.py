@@ -12,13 +12,13 @@ from flatlens.probes import Array
 
 @dataclass(frozen=True)
 class Side:
-    """What one measurement contributes to a comparison.
+    """The values, verdicts and facts of one measurement in a comparison.
 
     Args:
         values: every quantity by its name, with ``NAME_se`` for its standard error.
         verdicts: the verdict on each inequality; empty if unknown.
-        facts: what should agree between measurements, by a name for people. A fact that a side
-            does not know is left out.
+        facts: facts that should agree between measurements, by a readable name. Unknown facts are
+            left out.
         sample_norms: the norm of each sample, or None if unknown.
     """
 
@@ -46,7 +46,7 @@ class Side:
     def of_record(cls, record: Mapping[str, Any], config: Mapping[str, Any]) -> Side:
         """Return the side of one record of a run folder.
 
-        A record does not say which inequalities are proven, so that this side has no verdicts.
+        A record does not say which inequalities are proven, so this side has no verdicts.
 
         Args:
             record: the record.

@@ -1,4 +1,4 @@
-"""Measurements side by side: values, ratios, standard errors and verdicts that differ."""
+"""Comparisons of measurements: values, ratios, standard errors and differing verdicts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-LOGARITHMS = ("log_volume", "log_volume_top3")  # their ratio is that of the volumes
+LOGARITHMS = ("log_volume", "log_volume_top3")  # the ratio shown is that of the volumes
 
 
 @no_type_check
@@ -30,14 +30,14 @@ def compare(measurements: Mapping[str, Measurement]) -> Comparison:
     """Compare measurements of several networks, or of one network at several times.
 
     Args:
-        measurements: at least two measurements, each under the name to show. Ratios are to the
+        measurements: at least two measurements by the name to show. Ratios are relative to the
             first.
 
     Returns:
-        A Comparison: print it, or use ``to_pandas()`` and ``plot()``.
+        A Comparison, with ``print``, ``to_pandas()`` and ``plot()``.
 
     Raises:
-        FlatlensError: if fewer than two measurements are given, or something else.
+        FlatlensError: if fewer than two measurements are given, or a value is no measurement.
 
     Example:
         >>> import torch, flatlens as fl
@@ -63,9 +63,10 @@ def compare(measurements: Mapping[str, Measurement]) -> Comparison:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Several measurements side by side; ``compare`` makes it.
+    """A comparison of several measurements, returned by ``compare``.
 
-    Ratios are to the first measurement. For logarithms of volumes the ratio is that of the volumes.
+    Ratios are relative to the first measurement. For logarithms of volumes the ratio is that of the
+    volumes.
     """
 
     sides: dict[str, Side]
@@ -96,7 +97,7 @@ class Comparison:
 
     @cached_property
     def errors(self) -> dict[str, dict[str, float]]:
-        """The standard errors of the values; 0 where a value is exact."""
+        """The standard errors of the values; 0 for exact values."""
         return {
             label: {name: side.values.get(f"{name}_se", 0.0) for name in self.quantities}
             for label, side in self.sides.items()
@@ -129,7 +130,7 @@ class Comparison:
 
     @cached_property
     def differing_verdicts(self) -> dict[str, dict[str, str]]:
-        """The verdict of each measurement, for the inequalities where the verdicts differ."""
+        """The verdicts of all measurements on each inequality on which they differ."""
         verdicts: dict[str, dict[str, str]] = {}
         for label, side in self.sides.items():
             for name, verdict in side.verdicts.items():
@@ -143,7 +144,7 @@ class Comparison:
 
     @cached_property
     def warnings(self) -> list[str]:
-        """Sentences on what makes the measurements hard to compare."""
+        """Sentences about facts that make the measurements hard to compare."""
         names = dict.fromkeys(name for side in self.sides.values() for name in side.facts)
         sentences = []
         for name in names:
@@ -154,7 +155,7 @@ class Comparison:
         return sentences + self._different_samples()
 
     def _different_samples(self) -> list[str]:
-        """Compare the norms of the samples: equal data have equal norms, in any precision."""
+        """Name measurements of other samples; equal samples have equal norms, in any precision."""
         (base, first_side), *others = self.sides.items()
         return [
             f"The samples of {label} are not those of {base}."
@@ -166,8 +167,8 @@ class Comparison:
         """Return a table with a row per quantity.
 
         Returns:
-            For each measurement its values (under its label), their standard errors
-            (``LABEL_se``) where there are any, and the ratios to the first (``LABEL_ratio``).
+            For each measurement its values (``LABEL``), their standard errors (``LABEL_se``) if
+            there are any, and the ratios to the first measurement (``LABEL_ratio``).
         """
         import pandas as pd
 
@@ -181,7 +182,7 @@ class Comparison:
         return pd.DataFrame(table, index=pd.Index(self.quantities, name="quantity"))
 
     def _lines(self) -> list[list[str]]:
-        """The table of values and ratios as texts, with a line of titles."""
+        """Return the table of values and ratios as texts, with a line of titles."""
         base, *others = self.labels
         lines = [["quantity", *self.labels, *(f"{label} / {base}" for label in others)]]
         for name in self.quantities:
@@ -256,7 +257,7 @@ class Comparison:
 
 
 def _equal_norms(norms: Array | None, others: Array | None) -> bool:
-    """Tell whether norms agree; unknown norms and other numbers of samples are no difference."""
+    """Return whether norms agree; unknown norms and other sample counts count as equal."""
     if norms is None or others is None or norms.shape != others.shape:
         return True
     return np.allclose(norms, others, rtol=1e-3, atol=0, equal_nan=True)

@@ -1,4 +1,4 @@
-"""One layer's numbers as a row of ``m.layers``."""
+"""The numbers of one layer as a row of ``m.layers``."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from flatlens.probes import LayerProbe, Probe
 def layer_row(p: Probe, layer: LayerProbe) -> dict[str, Any]:
     """Return one layer's numbers as a row of ``m.layers``; means over the samples that use it.
 
-    ``sharpness`` and ``adaptive_sharpness`` are those of the layer's parameters, all uses together:
-    rows that share a parameter repeat its share of S and do not add up. So is ``sharing_ratio``,
-    with the positions of all calls; NaN where the parameter has uses that are not such calls.
+    ``sharpness`` and ``adaptive_sharpness`` belong to the layer's parameters, with all uses
+    together. Rows that share a parameter therefore repeat its share of S, and their sum is larger
+    than S. ``sharing_ratio`` also covers all calls; it is NaN if the parameter has uses that are
+    not such calls.
     """
     mean = functools.partial(mean_over_users, layer)
     tied = mean(layer.grad_weight)
-    # All calls of the samples that use this layer: the gradient of the weight is the sum over them.
+    # All calls of the samples that use this layer; the gradient of the weight is their sum.
     untied = sum(mean(where_used(q, q.untied)) for q in calls_that_share_the_gradient(p, layer))
     return {
         "name": layer.name,
@@ -52,7 +53,7 @@ def layer_row(p: Probe, layer: LayerProbe) -> dict[str, Any]:
 def mean_norm(layer: LayerProbe) -> float:
     """Return mean_i ||W_il|| over the samples that use the layer.
 
-    The largest norm is taken out of the mean, so that equal norms give exactly that norm.
+    The largest norm is factored out of the mean, so that equal norms give exactly that norm.
     """
     norms = norm_per_sample(layer)
     largest = float(norms.max())

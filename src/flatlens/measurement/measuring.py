@@ -1,4 +1,4 @@
-"""``measure``: choose -> look -> metrics -> inequalities -> Measurement."""
+"""``measure``: check the request, run the pass, compute quantities and inequalities."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ METHODS = ("auto", "exact", "sketch")
 
 @dataclass(frozen=True)
 class Settings:
-    """How ``measure`` looks at a network."""
+    """The arguments of ``measure`` that say how to measure."""
 
     method: Method
     output: Any
@@ -92,35 +92,37 @@ def measure(
     Args:
         model: any module; it is measured in evaluation mode and left exactly as it was.
         x: as for ``probe``: a tensor, a tuple or dict of tensors, or an iterable of batches.
-        y: targets (class indices or values): adds the loss and, for classes (indices or one-hot
-            rows), the accuracy.
-        quantities: "default" is all that one pass gives; "all" adds what takes passes of its own
-            (hessian_trace, relative_flatness, ...; needs y); "headline" is the everyday set, which
-            costs much less; or a list of names of quantities and inequalities and of functions
-            that take a Probe and return a number or one number per sample. The pass computes what
-            is asked for and nothing else. The result has no other quantities, and a list without
-            inequalities gives those that follow from what was computed. A quantity is the same
-            number whatever else is asked for.
+        y: targets (class indices or values). They add the loss and, for class indices or one-hot
+            rows, the accuracy.
+        quantities: "default" is everything that one pass gives. "all" adds quantities that take
+            passes of their own (hessian_trace, relative_flatness, ...) and needs y. "headline" is a
+            small set that costs much less. Or a list of names of quantities and inequalities, and
+            of functions that take a Probe and return a number or one number per sample. Only the
+            requested quantities are computed, and each has the same value whatever else is
+            requested. A list without inequalities gives the inequalities that follow from the
+            computed quantities.
         method: "exact", "sketch" (random directions, with standard errors as ``..._se``), or
-            "auto": exact unless that costs far more; a note says which and why.
-        loss: its Gauss-Newton form is measured beside the paper's: ``gauss_newton_trace``,
-            ``loss_mls``, ``loss_nmls`` (where ``sharpness``, ``mls``, ``nmls`` are asked for) and
-            ``m.loss_aware.bounds``. A function needs y.
+            "auto". "auto" is exact unless that costs far more; a note gives the choice and its
+            reason.
+        loss: a name or a function of (f, y). Its Gauss-Newton form is measured in addition:
+            ``gauss_newton_trace``, ``loss_mls``, ``loss_nmls`` (if ``sharpness``, ``mls``, ``nmls``
+            are requested) and ``m.loss_aware.bounds``. A function needs y.
         output: which part of the model's result is f(x), as for ``probe``.
         weight_norm: "operator", "kernel" or "frobenius", as for ``probe``.
         directions: number of random directions of a sketch.
-        seed: of the random directions, of estimates with passes of their own, and of ``n``.
+        seed: seed of the random directions, of estimates with passes of their own, and of ``n``.
         rtol: relative standard error at which estimates stop.
         budget: seconds that an exact pass may take under "auto".
         chunk: samples at a time, as for ``probe``.
         memory: bytes that a pass may use, as for ``probe``.
-        distributed: x and y are this process's share of the samples; every process of the default
-            group of torch.distributed gets the whole answer.
+        distributed: x and y are this process's share of the samples. Every process of the default
+            group of torch.distributed returns the whole result.
         n: measure this many samples, drawn at random from x with ``seed``.
-        inputs: names or places of the arguments that a derivative is taken by; None decides by
-            type and dependence. ``m.inputs`` lists them.
-        precision: "wide" or "model", which measures a half-precision network in its own precision,
-            as for ``probe``. What takes passes of its own is measured in float32 under both.
+        inputs: names or positions of the arguments to differentiate with respect to, as for
+            ``probe``. ``m.inputs`` lists them.
+        precision: "wide" or "model", as for ``probe``. "model" measures a half-precision network in
+            its own precision. Quantities with passes of their own are measured in float32 under
+            both.
 
     Returns:
         A Measurement: ``m["sharpness"]``, ``m["eq12"]``, ``m.layers``, ``print(m)``.
@@ -180,7 +182,7 @@ def _settings(
     method: Any, output: Any, weight_norm: Any, directions: Any, seed: Any, rtol: Any,
     budget: Any, chunk: Any, memory: Any, distributed: Any,
 ) -> Settings:  # fmt: skip
-    """Check the arguments that say how to look; each refusal names its argument."""
+    """Check the arguments that say how to measure; each message names its argument."""
     check_choice("method", method, METHODS)
     check_choice("weight_norm", weight_norm, NORMS)
     check_integer("directions", directions, 1, optional=False)
@@ -196,7 +198,7 @@ def _settings(
 
 
 def check_request(request: Request, settings: Settings) -> None:
-    """Refuse combinations of arguments that contradict each other."""
+    """Raise if arguments contradict each other."""
     if settings.distributed:
         needs_group()
     if settings.method == "exact" and settings.rtol is not None and not request.own_passes:
@@ -209,7 +211,7 @@ def check_request(request: Request, settings: Settings) -> None:
         )
     if request.own_passes and settings.distributed:
         raise FlatlensError(
-            f"{request.own_passes[0]} takes passes of its own; leave it out where distributed"
+            f"{request.own_passes[0]} takes passes of its own; leave it out with distributed=True"
         )
     if settings.distributed and settings.budget is not None:
         raise FlatlensError(
@@ -236,8 +238,8 @@ def checked_targets(y: Any) -> Tensor | None:
         t = y.detach() if isinstance(y, Tensor) else torch.as_tensor(y, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise FlatlensError(
-            f"y is no tensor of targets ({first_line(error)}); give class indices or values, one "
-            "entry per sample"
+            f"y is not a tensor of targets ({first_line(error)}); give class indices or values, "
+            "one entry per sample"
         ) from error
     if t.is_complex():
         raise FlatlensError("y is complex; give real targets")
@@ -253,7 +255,7 @@ def checked_targets(y: Any) -> Tensor | None:
 
 
 def joined_targets(targets_of_batches: list[Any]) -> Tensor | None:
-    """Return the targets that the batches brought along as one tensor, or None."""
+    """Return the targets that came with the batches as one tensor, or None."""
     tensors = [checked_targets(t) for t in targets_of_batches]
     present = [t for t in tensors if t is not None]
     return torch.cat(present) if present and len(present) == len(tensors) else None
@@ -274,12 +276,12 @@ def _look(
     Args:
         model: the network.
         x: the samples.
-        request: what the pass is asked for; it computes no more than that.
-        settings: how to look.
-        root: of the Hessian of another loss, by which the outputs are multiplied.
+        request: what the pass computes; it computes nothing else.
+        settings: how to measure.
+        root: root of the Hessian of another loss, which multiplies the outputs.
 
     Returns:
-        What the pass saw of all samples, and the targets that the batches brought along.
+        The probe of all samples, and the targets that came with the batches.
     """
     look_for = PassRequest(
         method=settings.method, output=settings.output, chunk=settings.chunk,
@@ -315,7 +317,7 @@ def _loss_aware(
 
 
 def metric_values(p: Probe, names: tuple[str, ...]) -> dict[str, float]:
-    """Compute quantities with their standard errors; what a sketch cannot know is left out."""
+    """Compute quantities with their standard errors; those unknown to a sketch are left out."""
     values: dict[str, float] = {}
     for name in names:
         value = METRICS[name](p)
@@ -341,7 +343,7 @@ def _add_own_values(
 
 
 def _named_by_loss(p: Probe) -> dict[str, float]:
-    """Return the quantities of R^T f under the names that tell them from the paper's."""
+    """Return the quantities of R^T f under their loss-aware names."""
     values: dict[str, float] = {}
     for name, metric in LOSS_AWARE.items():
         if missing(METRICS[metric].needs, p.asked):
@@ -353,7 +355,7 @@ def _named_by_loss(p: Probe) -> dict[str, float]:
 
 
 def _bounds(p: Probe, request: Request) -> Bounds:
-    """Compute the inequalities that were named, or those that follow from what was computed."""
+    """Compute the named inequalities, or those that follow from the computed quantities."""
     names = computable(p) if request.inequalities is None else request.inequalities
     return bounds_named(p, names) if names else Bounds()
 
@@ -362,7 +364,7 @@ def loss_and_accuracy(p: Probe, y: Any, loss: Loss) -> dict[str, float]:
     """Return the mean loss and, where the targets are classes, the accuracy in per cent.
 
     Args:
-        p: what the pass saw; its outputs are used.
+        p: the probe; its outputs are used.
         y: one target per sample.
         loss: any loss.
 
@@ -373,7 +375,7 @@ def loss_and_accuracy(p: Probe, y: Any, loss: Loss) -> dict[str, float]:
     values = {"loss": float(loss(f, y).mean())}
     try:
         t = targets(y, p.N, f)
-    except FlatlensError:  # a function may take targets of any shape
+    except FlatlensError:  # a custom loss may take targets of any shape
         return values
     if p.N > 1 and bool(((t == 0) | (t == 1)).all()) and bool((t.sum(1) == 1).all()):
         right = t.argmax(1) == f.argmax(1)

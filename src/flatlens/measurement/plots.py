@@ -1,7 +1,7 @@
 """Figures of a measurement and of a comparison, drawn with matplotlib.
 
-matplotlib is imported when something is drawn. Every function takes ``ax`` and returns the axes;
-without ``ax`` it draws on a new pyplot figure, which a notebook shows by itself.
+matplotlib is imported on first use. Every function takes ``ax`` and returns the axes. Without
+``ax`` it draws on a new pyplot figure, which a notebook displays.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def measurement_plot(m: Any, what: Any, ax: Any = None) -> Axes:
 
 
 def slack_bars(m: Any, ax: Any = None) -> Axes:
-    """Draw the slack rhs / lhs of each inequality; a bar left of 1 fails."""
+    """Draw the slack rhs / lhs of each inequality; a bar left of 0 fails."""
     from matplotlib.patches import Patch
 
     shown = [

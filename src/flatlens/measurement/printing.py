@@ -18,7 +18,7 @@ from flatlens.metrics import METRICS
 WIDTH = 100
 MOST_NOTES = 4
 
-# What a person looks at first, and what each number means.
+# The headline quantities, each with its meaning.
 MEANINGS = {
     "sharpness": "mean squared gradient of outputs by weights, Eq. 3",
     "mls": "maximum local sensitivity (MLS): output per input change",
@@ -32,7 +32,7 @@ MEANINGS = {
     "loss": "mean loss",
     "accuracy": "samples classified correctly, in per cent",
 }
-# What the proof of an inequality says in words, strongest kind of statement first.
+# The statement of each inequality in words, strongest kind of statement first.
 CLAIMS = {
     "eq12_bias": "sharpness alone proves NMLS",
     "eq12": "sharpness alone proves NMLS",
@@ -48,7 +48,7 @@ LAYER_COLUMNS = (
 
 
 def number(value: float) -> str:
-    """Write a number with five digits, as short as it can be read.
+    """Format a number with five digits, in the shortest form.
 
     >>> number(1234567.0), number(0.1)
     ('1.2346e+06', '0.1')
@@ -96,7 +96,7 @@ def one_screen(m: Any) -> str:
 
 
 def what_was_measured(m: Any) -> str:
-    """Say how many samples and outputs were measured, in which precision and by which method."""
+    """Describe what was measured: samples, outputs, layers, precision and method."""
     p = m.probe
     how = "exact" if p.sketch is None else f"sketch of {p.sketch.directions} random directions"
     dtype = str(p.dtype).removeprefix("torch.")
@@ -108,7 +108,7 @@ def what_was_measured(m: Any) -> str:
 
 
 def _headline(m: Any) -> list[str]:
-    """The first values with their meaning; quantities of the user are among them."""
+    """Return the headline values with their meaning, and the user's own quantities."""
     names = [name for name in MEANINGS if name in m.values] + list(m.own_samples)
     meanings = {**dict.fromkeys(m.own_samples, "your own quantity"), **MEANINGS}
     lines = [[name, *with_error(name, m.values), meanings[name]] for name in names[:16]]
@@ -138,7 +138,7 @@ def strongest_theorem(m: Any) -> Inequality | None:
 
 
 def nothing_to_compare(m: Any) -> str:
-    """Say that no inequality was asked for."""
+    """Say what was measured if no inequality was asked for."""
     names = " and ".join(name for name in m.values if name in METRICS) or "nothing of the pass"
     layers = "" if m.probe.layers else "no layers, "
     return f"Only {names} was measured: {layers}no inequalities."
@@ -207,7 +207,7 @@ def inequality_table(m: Any) -> list[list[str]]:
 
 
 def _reasons(m: Any) -> list[str]:
-    """Each reason against a proof once, with the inequalities that it is about."""
+    """Return each reason against a proof once, with the inequalities that it concerns."""
     names: dict[str, list[str]] = {}
     for b in m.bounds:
         if b.verdict != "theorem":

@@ -1,4 +1,4 @@
-"""What a measurement is asked for: names of quantities and inequalities, and own functions."""
+"""The request of a measurement: names of quantities and inequalities, and user functions."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from flatlens.probes import Array, Probe
 OwnFunction = Callable[[Probe], Any]
 Quantities = str | OwnFunction | Sequence[str | OwnFunction]
 
-# Functions of flatlens.perturb, which take passes of their own; True: with a standard error, which
-# is 0 where the value happens to be exact.
+# Functions of flatlens.perturb, which take passes of their own. True: the value has a standard
+# error, which is 0 if the value happens to be exact.
 OWN_PASSES = {
     "hessian_trace": True,
     "adaptive_sharpness_hessian": True,
@@ -33,11 +33,11 @@ OWN_PASSES = {
     "gradient_noise_scale": False,
     "batch_sharpness": True,
 }
-# It needs the learning rate, which a Tracker knows and ``measure`` does not.
+# This quantity needs the learning rate, which only a Tracker knows.
 EDGE = "edge_of_stability"
 PRODUCT, HESSIAN = "one more product", "Hessian products"
 COSTS = {
-    **dict.fromkeys(METRICS, "free"),  # all of them together take one pass
+    **dict.fromkeys(METRICS, "free"),  # one pass computes all of them
     **dict.fromkeys((*OWN_PASSES, EDGE), HESSIAN),
     **dict.fromkeys(("fisher_trace", "gradient_noise_scale"), PRODUCT),
     "normalized_sharpness": PRODUCT,
@@ -47,7 +47,7 @@ SETS = {
     "all": (*METRICS, *OWN_PASSES),
     "headline": HEADLINE,
 }
-WHOLE = ("default", "all")  # sets with all that one pass gives
+WHOLE = ("default", "all")  # sets that contain everything one pass gives
 RECORDED = ("loss", "accuracy", "samples", "step", "run")  # other names in a record
 
 
@@ -56,11 +56,11 @@ class Request:
     """The quantities that a measurement computes, by how they are computed."""
 
     metrics: tuple[str, ...]  # functions of the probe
-    own_passes: tuple[str, ...]  # they run the network again
-    inequalities: tuple[str, ...] | None  # None: all that follow from what the pass computes
+    own_passes: tuple[str, ...]  # these run the network again
+    inequalities: tuple[str, ...] | None  # None: all that follow from the computed quantities
     functions: tuple[OwnFunction, ...]  # given by the user
     edge: bool = False  # whether the learning rate times lambda_max is recorded
-    whole: bool = False  # whether all that one pass gives is asked for
+    whole: bool = False  # whether everything that one pass gives is asked for
 
     @property
     def listed(self) -> list[str | OwnFunction]:
@@ -70,7 +70,7 @@ class Request:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the pass must compute, as named in ``passes.needs``."""
+        """Names of ``passes.needs`` that the pass must compute."""
         if self.whole:
             return EVERYTHING
         needs = [METRICS[name].needs for name in self.metrics]
@@ -192,8 +192,8 @@ def own_value(function: OwnFunction, p: Probe) -> tuple[float, Array]:
     """Compute a user's quantity.
 
     Args:
-        function: takes the probe and returns a number, or one number per sample.
-        p: what the pass saw.
+        function: a function that takes the probe and returns a number, or one number per sample.
+        p: the probe.
 
     Returns:
         The value (the mean over samples), and the samples' values (none for a single number).
@@ -238,8 +238,8 @@ def own_pass_values(
         options: arguments of ``measure``; those that the function does not take are ignored.
 
     Returns:
-        The value by its name; ``NAME_se`` where it is an estimate, and ``NAME_converged`` = 0 where
-        an iteration did not converge.
+        The value by its name; ``NAME_se`` if it is an estimate, and ``NAME_converged`` = 0 if an
+        iteration did not converge.
     """
     from flatlens import perturb
 

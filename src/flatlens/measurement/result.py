@@ -1,4 +1,4 @@
-"""What ``measure`` returns: quantities, inequalities, layers and samples of one network."""
+"""The result of ``measure``: quantities, inequalities, layers and samples of one network."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-# A quantity of a loss, and the paper's quantity that it is for the paper's loss.
+# Each loss-aware quantity, and the quantity of the paper that it equals for the paper's loss.
 LOSS_AWARE = {"gauss_newton_trace": "sharpness", "loss_mls": "mls", "loss_nmls": "nmls"}
 
 
 def _hint(name: object) -> str:
-    """Say that a name of flatlens was not asked for; "" for any other name."""
+    """Return a hint if a name of flatlens was not asked for; "" for any other name."""
     known = name in METRICS or name in table.NAMES or name in LOSS_AWARE
     return ": it was not asked for, add it to quantities" if known else ""
 
@@ -46,12 +46,12 @@ class Measurement:
         (True, True, 'theorem')
     """
 
-    probe: Probe  # what the pass saw
+    probe: Probe  # the numbers of the pass
     values: dict[str, float]  # every quantity by its name
     bounds: Bounds  # every inequality
     loss_aware: Measurement | None = None  # of R^T f, if the loss is not the paper's
     loss_name: str = "half_squared"
-    own_samples: dict[str, Array] = field(default_factory=dict)  # own quantities; empty: one number
+    own_samples: dict[str, Array] = field(default_factory=dict)  # of the user's quantities
 
     # -- by name
 
@@ -61,7 +61,7 @@ class Measurement:
         for inequality in self.bounds:
             if inequality.name == name:
                 return inequality
-        for of_loss, metric in LOSS_AWARE.items():  # for the paper's loss they are the paper's own
+        for of_loss, metric in LOSS_AWARE.items():  # for the paper's loss both are the same
             if self.loss_aware is None and name in (of_loss, f"{of_loss}_se"):
                 return self[name.replace(of_loss, metric)]
         raise KeyError(f"no quantity {name!r}{_hint(name)}; there are {', '.join(self.keys())}")
@@ -122,10 +122,10 @@ class Measurement:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """One dict per layer, in the order of the calls: its numbers and its own inequality.
+        """One dict per layer, in the order of the calls: its numbers and its inequality, Eq. 5.
 
-        Rows of one parameter (a module that is called again) each have all of its sharpness. Those
-        of a sketch have standard errors, ``..._se``.
+        If several rows share a parameter (a module that is called again), each has the parameter's
+        whole sharpness. Rows of a sketch have standard errors, ``..._se``.
         """
         p = self.probe
         errors = [{}] * len(p.layers) if p.sketch is None else p.sketch.layer_errors
@@ -136,7 +136,7 @@ class Measurement:
 
     @cached_property
     def layers(self) -> pd.DataFrame:
-        """A table with one row per layer: its numbers and its own inequality, Eq. 5."""
+        """A table with one row per layer: its numbers and its inequality, Eq. 5."""
         import pandas as pd
 
         return pd.DataFrame(self.rows)
@@ -154,9 +154,10 @@ class Measurement:
 
     @property
     def coverage(self) -> dict[str, str]:
-        """How each parameter entered the sharpness: layer, rule, slow, frozen or unused.
+        """The way each parameter entered the sharpness: layer, rule, slow, frozen or unused.
 
-        ``unmeasured`` names those whose linear map is missing from NMLS and from sums over layers.
+        ``unmeasured`` lists parameters whose linear map is missing from NMLS and from sums over
+        layers.
         """
         return {q.name: q.path for q in self.probe.parameters}
 
@@ -167,7 +168,7 @@ class Measurement:
 
     @property
     def inputs(self) -> list[str]:
-        """The arguments of the model that derivatives are taken by."""
+        """The arguments of the model that derivatives are taken with respect to."""
         return list(self.probe.inputs)
 
     # -- other forms

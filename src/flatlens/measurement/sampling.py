@@ -1,9 +1,9 @@
 """Draw n samples at random from tensors, data sets, loaders or batches.
 
 Every sample has the same chance, no sample is drawn twice, and the drawn samples keep the order of
-the data. A seed fixes the draw. Drawing leaves no trace: the random numbers of torch, numpy and
-Python, and the generators of a ``DataLoader`` and of its samplers, continue as if nothing had been
-drawn. Where samples can be indexed, only the drawn ones are read.
+the data. The seed determines the draw. Drawing leaves no trace: the random number generators of
+torch, numpy and Python continue as if nothing had been drawn. The same holds for the generators of
+a ``DataLoader`` and of its samplers. If samples can be indexed, only the drawn ones are read.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def draw(x: Any, y: Any = None, n: int | None = None, seed: int = 0) -> Drawn:
         x: a tensor, a tuple or dict of tensors with samples first, a torch ``Dataset``, a
             ``DataLoader``, or any iterable of batches. A pair from a data set, a loader or an
             iterable is (inputs, targets). The random augmentation of a data set follows ``seed``.
-        y: targets of all samples, in the order of ``x``. None takes the targets that ``x`` brings.
+        y: targets of all samples, in the order of ``x``. None takes the targets in ``x``.
         n: number of samples to draw. None takes all samples.
-        seed: the same seed draws the same samples.
+        seed: seed of the draw.
 
     Returns:
         (x, y): the inputs as a tensor, tuple or dict with n samples, and their targets or None.
-        Batches whose samples have different shapes stay a list of (inputs, targets) batches.
+        If batches have samples of different shapes, the result stays a list of (inputs, targets).
 
     Raises:
         FlatlensError: if n or seed is not a whole number in range, or if there are fewer than n
@@ -137,7 +137,7 @@ def _from_loader(
 ) -> Drawn:
     """Read the loader's data set here, without its workers: an iterator would advance them."""
     data = loader.dataset
-    if loader.batch_sampler is None:  # the data set gives whole batches
+    if loader.batch_sampler is None:  # the data set returns whole batches
         batches = data if isinstance(data, IterableDataset) else _fetched(data, loader.sampler)
         return _from_batches(map(loader.collate_fn, batches), y, n, chooser)
     if isinstance(data, IterableDataset):
@@ -202,7 +202,7 @@ def _split(batch: Any) -> Drawn:
 
 
 class _Lottery:
-    """Give every sample a random number; the n lowest numbers win.
+    """A draw in which every sample gets a random number and the n lowest numbers win.
 
     The winners of all samples are among the winners of each part, so one pass is enough.
     """
@@ -214,7 +214,7 @@ class _Lottery:
         self.positions = np.zeros(0, dtype=np.int64)
 
     def add(self, count: int) -> list[int]:
-        """Enter ``count`` more samples; return which of winners and newcomers stay, in order."""
+        """Enter ``count`` more samples; return the indices among old and new samples that stay."""
         tickets = np.concatenate([self.tickets, self.chooser.random(count)])
         positions = np.concatenate([self.positions, np.arange(self.seen, self.seen + count)])
         self.seen += count
@@ -255,7 +255,7 @@ def _from_batches(x: Iterable[Any], y: Any, n: int | None, chooser: np.random.Ge
 
 
 def _cut(drawn: list[Drawn], enter: Callable[[int], list[int]]) -> list[Drawn]:
-    """Enter the samples of the last batch, and keep the samples that may still win."""
+    """Enter the samples of the last batch, and drop the samples that cannot win."""
     sizes = [Inputs(inputs).n for inputs, _ in drawn]
     stay = torch.tensor(enter(sizes[-1]), dtype=torch.long, device="cpu")
     smaller, start = list[Drawn](), 0
@@ -268,7 +268,7 @@ def _cut(drawn: list[Drawn], enter: Callable[[int], list[int]]) -> list[Drawn]:
 
 
 def _joined(drawn: list[Drawn], y: Any, positions: Tensor) -> Drawn:
-    """Put batches into one; batches of different shapes stay a list."""
+    """Join batches into one; batches of different shapes stay a list."""
     given = _select_targets(y, positions)
     try:
         x = _concatenate([inputs for inputs, _ in drawn])

@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 def encode(value: Any) -> Any:
-    """Convert a probe, or what stands in one, to what JSON can hold.
+    """Convert a probe, or a value inside one, to JSON values.
 
     Args:
         value: a dataclass of ``CLASSES``, an array, a torch dtype, a number, a string, None, or
@@ -78,7 +78,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any, kind: type[T]) -> T:
-    """Restore what ``encode`` converted.
+    """Restore a value that ``encode`` converted.
 
     Args:
         value: the plain data.
@@ -103,7 +103,7 @@ def _restored(value: Any) -> Any:
         return value
     match value:
         case {"class": name, "fields": content}:
-            # Fields that are missing take their default: an older file may have fewer.
+            # Missing fields take their default, because an older file may have fewer fields.
             return CLASSES[name](**{key: _restored(entry) for key, entry in content.items()})
         case {"dtype": name, "shape": shape, "base64": text}:
             data = np.frombuffer(base64.b64decode(text, validate=True), DTYPES[name])
@@ -111,7 +111,7 @@ def _restored(value: Any) -> Any:
         case {"torch dtype": name}:
             dtype = getattr(torch, name)
             if not isinstance(dtype, torch.dtype):
-                raise ValueError(f"{name} is no dtype")
+                raise ValueError(f"{name} is not a dtype")
             return dtype
         case {"dict": pairs}:
             return {_restored(key): _restored(entry) for key, entry in pairs}
@@ -137,11 +137,11 @@ def decode_bounds(stored: Any) -> Bounds:
 
 
 def write(path: Any, content: dict[str, Any]) -> Path:
-    """Write a JSON file that is whole or not there.
+    """Write a JSON file completely or not at all.
 
     Args:
         path: the file; an existing one is replaced.
-        content: what ``to_plain`` accepts.
+        content: a value that ``to_plain`` accepts.
 
     Returns:
         The path.
@@ -156,7 +156,7 @@ def write(path: Any, content: dict[str, Any]) -> Path:
 
 @contextmanager
 def opened(path: Any) -> Iterator[dict[str, Any]]:
-    """Read a saved measurement; what is wrong with it is said with the name of the file.
+    """Read a saved measurement; error messages name the file.
 
     Args:
         path: the file.

@@ -1,6 +1,7 @@
 """Learn where each tensor keeps its samples, from runs on one sample and on two.
 
-Where that cannot be told, samples are measured one at a time: slower, and exact for any network.
+If the runs do not show it, samples are measured one at a time, which is slower but exact for any
+network.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Arrangement:
 
     Attributes:
         plan: what a recording needs.
-        layouts: the layout of each call's input; None where each sample is measured alone.
-        alone: f of the first sample, where no other sample was compared with it.
+        layouts: the layout of each call's input; None if samples are measured one at a time.
+        alone: f of the first sample, if it has not been compared with a batch yet; else None.
         singles_because: why samples are measured one at a time, or "".
     """
 
@@ -39,7 +40,7 @@ class Arrangement:
     singles_because: str = ""
 
     def one_at_a_time(self, why: str) -> Arrangement:
-        """The arrangement with which each sample is measured by itself."""
+        """Return the arrangement that measures samples one at a time, for the reason given."""
         return replace(
             self,
             plan=replace(self.plan, batch_dims=None),
@@ -58,7 +59,7 @@ def arrange(
         run: the forward pass of the chosen strategy.
         inputs: the first batch.
         solo: the forward pass of its first sample.
-        chunk: samples at a time; 1 where memory has no room for two graphs.
+        chunk: samples at a time; 1 if memory has no room for two graphs.
         asked: the chunk that the user asked for.
     """
     calls = solo.recording.calls
@@ -66,17 +67,12 @@ def arrange(
     start = Arrangement(CapturePlan(None, clone), (None,) * len(calls))
     if inputs.n == 1 or asked == 1:
         return replace(start, alone=solo.f.detach())
-    first_sample, first_two = inputs.take(slice(0, 1)), inputs.take(slice(0, 2))
+    first_two = inputs.take(slice(0, 2))
+    again = partial(subject.outputs_alone, inputs.take(slice(0, 1)))
     if chunk == 1:
-        check_alone(
-            subject.outputs_alone(first_two)[:1],
-            solo.f,
-            partial(subject.outputs_alone, first_sample),
-            subject.half,
-        )
+        check_alone(subject.outputs_alone(first_two)[:1], solo.f, again, subject.half)
         return start
     pair = run(first_two, CapturePlan())
-    again = partial(subject.outputs_alone, first_sample)
     check_alone(pair.f[:1], solo.f, again, subject.half)
     if len(calls) != len(pair.recording.calls):
         check_inputs(pair)
@@ -93,7 +89,7 @@ def arrange(
             name = layer_name(call.layer, subject)
             return arrangement.one_at_a_time(f"the rows of {name} cannot be assigned to samples")
     try:
-        if pair.recording.events:  # with one copy of a parameter per sample
+        if pair.recording.events:  # run again with one copy of a parameter per sample
             pair = run(first_two, arrangement.plan)
         for i in range(2):
             check_owners(subject, pair, arrangement.layouts, slice(i, i + 1))
@@ -104,14 +100,14 @@ def arrange(
 
 
 def call_layout(single: Call, pair: Call) -> Layout | None:
-    """The layout of a call's input; features and pixels cannot hold the samples."""
+    """Return the layout of a call's input; features and pixels cannot hold the samples."""
     layout = find_layout(single.x, pair.x)
     usable = layout is not None and single.layer.can_hold_samples(layout.dim)
     return layout if usable else None
 
 
 def _batch_dims(single: list[torch.Size], pair: list[torch.Size]) -> tuple[int | None, ...] | None:
-    """Find in each result the dimension that went from 1 to 2 with the batch, if only one did."""
+    """Find in each result the one dimension whose size went from 1 to 2 with the batch."""
     if len(single) != len(pair):
         return None
     dims: list[int | None] = []

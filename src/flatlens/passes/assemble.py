@@ -16,10 +16,10 @@ from flatlens.probes import (
 
 
 def assemble(table: ColumnTable, weight_norm: str, M: int, chunk: int) -> Probe:
-    """Put the numbers of all samples into a Probe.
+    """Build a Probe from the columns of all samples.
 
     Args:
-        table: the numbers.
+        table: the columns of all samples.
         weight_norm: which norm is ``LayerProbe.norm``.
         M: entries of the network's input per sample.
         chunk: samples at a time.

@@ -1,4 +1,4 @@
-"""Measure chunks with one wait each, until a chunk turns out to be unusual."""
+"""Measure each chunk with a single wait for the device, until a check fails."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class Attempts:
-    """Postpones the checks of a chunk to its end, on devices for which the host has to wait.
+    """Postpone the checks of a chunk to its end, on devices for which the host has to wait.
 
-    Where a check fails, or digits need a slower way, the chunk is measured again and every check is
-    read where it stands. So the numbers and the messages are those of that way. All later chunks
-    take it at once.
+    If a check fails, or digits need a slower way, the chunk is measured again and each check is
+    read at once. Numbers and messages are therefore the same as without postponing. All later
+    chunks read their checks at once.
 
     Attributes:
         postpone: whether the next chunk postpones its checks.
@@ -27,11 +27,11 @@ class Attempts:
         self.postpone = False
 
     def begin(self, f: Tensor) -> None:
-        """Decide by the device of the outputs."""
+        """Postpone checks if the outputs are on a device."""
         self.postpone = not looks.can_look(f)
 
     def measure(self, work: Callable[[], T]) -> T:
-        """Return the result of ``work``, which can be done twice."""
+        """Return the result of ``work``, which may run twice."""
         if self.postpone:
             chunk = self._usual(work)
             if chunk is not None:
@@ -40,12 +40,12 @@ class Attempts:
         return work()
 
     def _usual(self, work: Callable[[], T]) -> T | None:
-        """Do the work with its checks at the end; None where one of them fails."""
+        """Run ``work`` with its checks at the end; return None if one of them fails."""
         with looks.postponed() as questions:
             try:
                 chunk = work()
             except Exception:
-                if questions.some_yes():  # the failed check comes first
+                if questions.some_yes():  # a failed check may have caused the error
                     return None
                 raise
         return None if questions.some_yes() else chunk

@@ -29,10 +29,10 @@ class Choice:
     Attributes:
         method: the strategy.
         chunk: samples at a time.
-        rows_at_once: rows of all layers that are rows_at_once at a time.
+        rows_at_once: rows of df/dz that are stored at a time, for all layers.
         products: products that an exact pass takes.
-        why: a note for the user, or "" where there was nothing to choose.
-        kernels: the kernels of attention, of a sketch.
+        why: a note for the user, or "" if there was nothing to choose.
+        kernels: the kernels that attention runs in a sketch.
     """
 
     method: Literal["exact", "sketch", "gradient_norms"]
@@ -44,13 +44,13 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Keeps:
-    """Which rows of all products stay in memory until a chunk is done.
+class StoredRows:
+    """Which derivative rows stay in memory until a chunk is done.
 
     Attributes:
-        inputs: those at the network's input.
-        layers: those at the inputs of layers.
-        jacobians: df/dz of every layer; else a dense layer keeps norms alone.
+        inputs: whether the rows at the network's input stay.
+        layers: whether the rows at the inputs of layers stay.
+        jacobians: whether df/dz of every layer stays; if not, a dense layer keeps only norms.
     """
 
     inputs: bool = True
@@ -59,7 +59,7 @@ class Keeps:
 
     @property
     def nothing(self) -> bool:
-        """Whether a few rows at a time are enough: for the sharpness alone."""
+        """Whether no rows stay, so that a few rows at a time are enough (sharpness alone)."""
         return not (self.inputs or self.layers or self.jacobians)
 
 
@@ -79,24 +79,24 @@ def choose(subject: Subject, request: Request, solo: Forward, n: int) -> Choice:
     head = head_width(solo.graph, solo.f, calls[-1]) if calls else None
     products = head or outputs
     if outputs**2 > tuning.MOST_PAIRS_OF_OUTPUTS and request.method != "exact":
-        products = outputs  # a narrow head's exact pass would hold a number for each pair
+        products = outputs  # else each pair of outputs takes a number
     exactly, why = _exact_or_sketch(request, products, solo, n)
     if not exactly:
-        room = _chunk(subject, request, solo.recording, tuning.SKETCH_ROWS, Keeps(), n)
+        room = _chunk(subject, request, solo.recording, tuning.SKETCH_ROWS, StoredRows(), n)
         scores = solo.recording.scores
         kernels = choose_kernels(scores, subject.dtype, min(room[0], n), request.memory)
         return Choice("sketch", *room, products, why, kernels)
-    keeps = Keeps(
+    kept_rows = StoredRows(
         inputs=bool(request.needs & AT_THE_INPUT),
         layers=request.needs_layers,
         jacobians=not request.norms_are_enough,
     )
-    room = _chunk(subject, request, solo.recording, products, keeps, n)
-    return Choice("exact" if keeps.jacobians else "gradient_norms", *room, products, why)
+    room = _chunk(subject, request, solo.recording, products, kept_rows, n)
+    return Choice("exact" if kept_rows.jacobians else "gradient_norms", *room, products, why)
 
 
 def _exact_or_sketch(request: Request, products: int, solo: Forward, n: int) -> tuple[bool, str]:
-    """Decide by the number of products that each way takes; return the reason as a note."""
+    """Choose the method that takes fewer products; return the reason as a note."""
     if request.method == "exact":
         return True, ""
     directions, rtol = request.sketch.directions, request.sketch.rtol
@@ -120,7 +120,7 @@ def _exact_or_sketch(request: Request, products: int, solo: Forward, n: int) -> 
 
 
 def _seconds_per_product(solo: Forward) -> float:
-    """Time one product of one sample, times three: its algebra takes about twice as much again."""
+    """Time one product of one sample, times three: its algebra takes about twice as long."""
     start = time.perf_counter()
     for _ in range(3):
         torch.autograd.grad(solo.f.sum(), solo.edges, retain_graph=True, allow_unused=True)
@@ -132,20 +132,20 @@ def _chunk(
     request: Request,
     recording: Recording,
     stored: int,
-    keeps: Keeps,
+    kept_rows: StoredRows,
     n: int,
 ) -> tuple[int, int]:
-    """Choose samples at a time, and rows stored at a time, from an estimate of memory."""
-    alone = keeps.nothing
+    """Choose the samples and the stored rows at a time from an estimate of memory."""
+    alone = kept_rows.nothing
     if alone:
         stored = min(stored, tuning.PRODUCTS_AT_ONCE)
-    size = bytes_per_sample(subject, recording, stored, keeps)
+    size = bytes_per_sample(subject, recording, stored, kept_rows)
     memory, asked = request.memory, request.chunk
     enough = min(n, tuning.ENOUGH_SAMPLES)
     most = tuning.MOST_CHUNK_BYTES if memory is None else memory // enough
     while alone and stored > 1 and size > most:
         stored //= 2
-        size = bytes_per_sample(subject, recording, stored, keeps)
+        size = bytes_per_sample(subject, recording, stored, kept_rows)
     if memory is not None:
         if size > memory:
             raise FlatlensError(
@@ -162,14 +162,16 @@ def _chunk(
     return max(1, fewest, min(room // size, largest)), stored
 
 
-def bytes_per_sample(subject: Subject, recording: Recording, stored: int, keeps: Keeps) -> int:
-    """Estimate what one sample needs while its chunk runs, with ``stored`` rows of each layer."""
+def bytes_per_sample(
+    subject: Subject, recording: Recording, stored: int, kept_rows: StoredRows
+) -> int:
+    """Estimate the memory that one sample needs in a chunk, with ``stored`` rows of each layer."""
     entries = 0
     for i, call in enumerate(recording.calls):
         layer, outputs = call.layer, prod(call.layer.out_shape)
         dense = layer.is_linear and call.x.numel() == layer.matrix.shape[2]
-        at_input = stored if keeps.layers or (keeps.inputs and i == 0) else 0
-        at_output = 0 if dense and not keeps.jacobians else stored
+        at_input = stored if kept_rows.layers or (kept_rows.inputs and i == 0) else 0
+        at_output = 0 if dense and not kept_rows.jacobians else stored
         entries += (3 + at_input) * call.x.numel() + (3 + at_output) * outputs
         entries += layer.unrolled_entries
     seen = {id(t) for c in recording.calls for t in (c.parameter, c.layer.bias)}

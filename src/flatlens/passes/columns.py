@@ -1,4 +1,4 @@
-"""The table of per-sample numbers that grows chunk by chunk, and how it becomes a Probe's arrays.
+"""The table of per-sample numbers, which grows chunk by chunk and becomes the arrays of a Probe.
 
 A column has a key: (owner, ..., name), such as ("layer", 2, "singular") or ("parameter",
 "fc.weight", "grad"). How a column is treated is declared in ``probes``.
@@ -22,29 +22,29 @@ from flatlens.passes.segments import COLUMNS, Key, Segment, Shapes, aligned
 from flatlens.passes.slots import LayerFacts, Slot, Slots
 from flatlens.probes import PATHS, Array
 
-# A frozen weight has no part in the parameters' gradients, but its layer has these columns.
+# The gradient columns leave out frozen weights, but their layers have these columns.
 ALWAYS_FINITE = ("grad_weight", "grad_bias", "untied", "x_norm")
 T = TypeVar("T")
 
 
 def over_directions(key: Key) -> str:
-    """How a column is combined over random directions: mean, largest, spectrum or same."""
+    """Return how a column is combined over random directions: mean, largest, spectrum or same."""
     declaration = COLUMNS.get(str(key[0]), {}).get(str(key[-1]))
     return "same" if declaration is None else declaration.directions
 
 
 @dataclass(frozen=True)
 class ChunkColumns:
-    """All numbers of one chunk. Tensors stay on their device until the end.
+    """All numbers of one chunk, in tensors that stay on their device until the end.
 
     Attributes:
         layers: the calls.
         paths: the path of each parameter.
-        columns: per sample, [b] or [b, r].
-        sums: over samples.
+        columns: values per sample, [b] or [b, r].
+        sums: values summed over samples.
         first_weight: the weight of the layer that reads the input.
         unmeasured: parameters with a linear map that is not measured as a layer.
-        chain: the layers and Lipschitz maps from the input to the output, by number of the call.
+        chain: the layers, by index of the call, and Lipschitz maps from the input to the output.
     """
 
     layers: list[LayerFacts]
@@ -82,7 +82,7 @@ class ColumnTable:
         self.first_layer = FirstLayer()
         self.unmeasured: dict[str, None] = {}
         self._segments: dict[Shapes, Segment] = {}
-        self._left = 0  # samples of the batch that are still to come
+        self._left = 0  # samples of the batch that are not measured yet
 
     def begin_batch(self, samples: int) -> None:
         """Expect this many samples in the next chunks."""
@@ -116,7 +116,7 @@ class ColumnTable:
         return numbers
 
     def check(self, columns: Mapping[Key, Tensor]) -> None:
-        """Refuse columns of the next chunk with gradients that are not finite, or other outputs."""
+        """Raise if the next chunk has gradients that are not finite, or another output size."""
         grads = [v for key, v in columns.items() if key[0] == "parameter" and key[-1] == "grad"]
         if grads:
             check_finite(torch.stack(grads, 1), self.n, "gradient")
@@ -139,7 +139,7 @@ class ColumnTable:
 
 
 def by_slot(columns: Mapping[Key, T], numbers: list[int]) -> dict[Key, T]:
-    """Return columns whose layers are counted by slot instead of by call."""
+    """Return the columns with layers indexed by slot instead of by call."""
     return {
         ("layer", numbers[int(key[1])], *key[2:]) if key[0] == "layer" else key: column
         for key, column in columns.items()
@@ -147,11 +147,11 @@ def by_slot(columns: Mapping[Key, T], numbers: list[int]) -> dict[Key, T]:
 
 
 class FirstLayer:
-    """What is known of the layer that reads the network's input.
+    """The weight and the sums of the layer that reads the network's input.
 
     Attributes:
-        weight: its weight; None where some samples have another one, or none.
-        sums: sums over samples, where all samples have the same weight.
+        weight: its weight; None if it is not the same for all samples.
+        sums: sums over samples, if all samples have the same weight.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Collect the derivative rows of one chunk, and what each parameter gets from them."""
+"""Collect the derivative rows of one chunk, and compute each parameter's share from them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Share = tuple[Tensor, Tensor]  # ||df/dp||_F^2 and sum p^2 (df/dp)^2, per sample
 
 
 class NeedsEachOutputError(Exception):
-    """What a head gives is lost in rounding: rows of very different size, of which few matter."""
+    """Raised if rounding spoils the rows of a head; each output then needs its own product."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Setup:
         plan: which edges are asked for.
         positions: the calls in the weight-sharing format.
         products: asks autograd.
-        target: directions of the outputs that are measured, [b, k, N], such as R^T of a loss; None
-            measures each output by itself.
+        target: directions of the outputs to measure, [b, k, N], such as R^T of a loss; None
+            measures each output separately.
         plain: whether f itself is measured, and not R^T f of a loss.
         head: a head narrower than the outputs, or None.
         outputs: number of outputs, or of rows of ``target``.
-        directions: the directions of the products, [b, k, N]; None for each output by itself.
+        directions: the directions of the products, [b, k, N]; None means each output separately.
         count: number of products.
         named: all parameters.
         buffers: memory for the rows.
@@ -85,7 +85,7 @@ class Setup:
         return unmeasured(self.forward.graph, self.plan.calls, self.named, slow)
 
     def rows_of(self, call: int) -> int:
-        """How many rows of df/dz a call gets: a head has all of them."""
+        """Return how many rows of df/dz a call gets; a head gets all of them."""
         is_head = self.head is not None and call == self.head.call
         return self.outputs if is_head else self.count
 
@@ -140,14 +140,14 @@ def collect(
     retain: bool,
     take: Callable[[int, int, Tensor | None], None],
 ) -> Rows:
-    """Ask for one direction of ``span`` after another and stack the rows at each edge.
+    """Compute the products of a span of directions and stack the rows at each edge.
 
     Args:
         setup: the chunk.
-        directions: [b, k, N], or None for each output by itself.
+        directions: [b, k, N], or None for each output separately.
         span: which directions.
         retain: whether the graph must outlive the last product.
-        take: is given (call, place in the span, df/dz) of every call but the head.
+        take: receives (call, index in the span, df/dz) of every call except the head.
     """
     f, batch, plan = setup.f, setup.batch, setup.plan
     rows_by_edge = {
@@ -165,7 +165,7 @@ def collect(
         for i, k in enumerate(plan.outs):
             if setup.head is None or i != setup.head.call:
                 take(i, place, grads[k])
-        del grads  # the next ones go where these were
+        del grads  # frees memory for the next gradients
     return rows_by_edge
 
 
@@ -173,7 +173,7 @@ def collect(
 
 
 def direct_mixture(setup: Setup) -> Float[Tensor, "b M"]:
-    """df/dx along one mixture of all rows, without the head's directions."""
+    """Return df/dx along one mixture of all rows, without the head's directions."""
     f, target = setup.f, setup.target
     measured = f if target is None else (target @ f.unsqueeze(2)).squeeze(2)
     edges = [setup.plan.edges[k] for k in setup.plan.inputs]
@@ -183,7 +183,7 @@ def direct_mixture(setup: Setup) -> Float[Tensor, "b M"]:
 
 
 def check_head(direct: Tensor, through_head: Tensor, precision: torch.dtype) -> None:
-    """Compare a mixture of the head's rows with the direct product.
+    """Raise if a mixture of the head's rows differs from the direct product.
 
     Args:
         direct: the product without the head.
@@ -208,7 +208,7 @@ def rule_shares(
     bias_rows: Sequence[Tensor | None],
     without: Container[str] = (),
 ) -> dict[str, Share]:
-    """The shares of parameters that are no weight of a layer, except those in ``without``."""
+    """Return the shares of parameters that are no layer's weight, except those in ``without``."""
     shares = {}
     plan = setup.plan.parameters
     for name, p in setup.named:
@@ -217,24 +217,36 @@ def rule_shares(
         if name in plan.slow:
             shares[name] = share(p, [rows_by_edge[plan.slow[name]]])
         elif name in plan.rules:
-            users, copies = plan.rules[name]
-            single = setup.positions[users[0]] if len(users) == 1 and not copies else None
-            if single is not None and single.row_is_bias_gradient:
-                shares[name] = weighed(p, single.power.flatten(1))
-            else:
-                uses = [*(bias_rows[i] for i in users), *(rows_by_edge[k] for k in copies)]
-                shares[name] = share(p, uses)
+            shares[name] = _bias_or_copy_share(setup, name, p, rows_by_edge, bias_rows)
         elif name in plan.tables:
-            looked_up = [(rows_by_edge[k], t) for k, t in plan.tables[name]]
-            shares[name] = table_share(p, looked_up)
-            if name in plan.tied:
-                calls = [setup.positions[i] for i in plan.tied[name]]
-                shares[name] = tied_share(p, calls, looked_up, shares[name])
+            shares[name] = _lookup_share(setup, name, p, rows_by_edge)
     return shares
 
 
+def _bias_or_copy_share(
+    setup: Setup, name: str, p: Tensor, rows_by_edge: Rows, bias_rows: Sequence[Tensor | None]
+) -> Share:
+    """Return the share of a bias, or of a parameter with one copy per sample."""
+    users, copies = setup.plan.parameters.rules[name]
+    single = setup.positions[users[0]] if len(users) == 1 and not copies else None
+    if single is not None and single.row_is_bias_gradient:
+        return weighed(p, single.power.flatten(1))
+    return share(p, [*(bias_rows[i] for i in users), *(rows_by_edge[k] for k in copies)])
+
+
+def _lookup_share(setup: Setup, name: str, p: Tensor, rows_by_edge: Rows) -> Share:
+    """Return the share of a table, which may also be the weight of linear layers."""
+    plan = setup.plan.parameters
+    looked_up = [(rows_by_edge[k], t) for k, t in plan.tables[name]]
+    lookups_alone = table_share(p, looked_up)
+    if name not in plan.tied:
+        return lookups_alone
+    calls = [setup.positions[i] for i in plan.tied[name]]
+    return tied_share(p, calls, looked_up, lookups_alone)
+
+
 def share(p: Tensor, uses: Sequence[Tensor | None]) -> Share:
-    """A parameter's share of S and of the adaptive sharpness, from the rows of all its uses.
+    """Return a parameter's share of S and of adaptive sharpness from the rows of all its uses.
 
     The uses are added up before they are squared: one parameter has one gradient.
     """
@@ -244,7 +256,7 @@ def share(p: Tensor, uses: Sequence[Tensor | None]) -> Share:
 
 
 def weighed(p: Tensor, power: Float[Tensor, "b numel"]) -> Share:
-    """The same from the squares of its gradient, summed over outputs."""
+    """Return a parameter's share from the squares of its gradient, summed over outputs."""
     values = shown_wide(p.detach()).flatten()
     if not looks.can_look(p):
         return summed(power), summed(power.double() * values.double().square())
@@ -257,7 +269,7 @@ def weighed(p: Tensor, power: Float[Tensor, "b numel"]) -> Share:
 
 
 def table_share(p: Tensor, looked_up: Sequence[tuple[Tensor, Lookup]]) -> Share:
-    """The same of a table: a row's gradient is the sum over the places where a sample took it."""
+    """Return a table's share: the gradient of a row is the sum over all lookups of that row."""
     N = looked_up[0][0].shape[1]
     grads = torch.cat([g.unflatten(2, (-1, p.shape[1])) for g, _ in looked_up], 2)  # [b, N, T, d]
     indices = torch.cat([t.indices for _, t in looked_up], 1)

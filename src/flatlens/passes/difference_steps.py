@@ -1,10 +1,10 @@
 """Derivatives along a direction from differences of outputs, and the choice of their step.
 
 A one-sided difference takes one forward pass, because f itself is known; its error is of the order
-of the step. A central difference takes two, and its error is of the order of the step squared. A
-step that is small against rounding is as bad as a large one, so the step is chosen by the error
-that is seen (``forward_products``): one-sided where that is accurate enough, else central with the
-best of a few steps.
+of the step. A central difference takes two, and its error is of the order of the step squared. Both
+too small and too large a step give large errors, so the step is chosen by the observed error
+(``forward_products``). It is one-sided if that is accurate enough, else central with the best of a
+few steps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Outcome:
     Attributes:
         w: the product of each sample.
         error: the norm of its error.
-        size: the norm of the exact product, as far as it is known.
+        size: an estimate of the norm of the exact product.
     """
 
     w: Float[Tensor, "b N"]
@@ -59,11 +59,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Step:
-    """How far tensors are moved.
+    """The step of a difference.
 
     Attributes:
         central: whether outputs are taken on both sides.
-        relative: length of the move of each sample, relative to the length of what is moved.
+        relative: length of each sample's step, relative to the norm of the tensors that are moved.
     """
 
     central: bool
@@ -97,7 +97,7 @@ class Differences:
         """Return A g with its error.
 
         Args:
-            moved: the tensors that A is the derivative by.
+            moved: the tensors with respect to which A is the derivative.
             g: a direction for each of them.
             judge: estimates the error of a product.
         """
@@ -109,7 +109,7 @@ class Differences:
     def _choose(
         self, key: tuple[Place, ...], moved: Sequence[Moved], g: Sequence[Tensor], judge: Judge
     ) -> Outcome:
-        """Take the first product, and remember the step that was best for each sample."""
+        """Compute the first product, and remember the best step for each sample."""
         # Rounding of f grows as the step shrinks: eps^(1/2) and eps^(1/3) balance the two errors.
         usual = self.f.new_full((len(self.f),), self.eps**0.5, dtype=torch.float64)
         self._steps[key] = Step(False, usual)
@@ -152,7 +152,7 @@ class Differences:
         return self.replay(changes).detach()
 
     def _norms(self, tensors: Sequence[tuple[Tensor, Layout | None]]) -> Float[Tensor, " b"]:
-        """The norm over some tensors for each sample."""
+        """Return the norm over some tensors for each sample."""
         squares = [
             split(t, layout, len(self.f)).flatten(1).double().square().sum(1)
             for t, layout in tensors
@@ -163,7 +163,7 @@ class Differences:
 def times_per_sample(t: Tensor, layout: Layout | None, factors: Float[Tensor, " b"]) -> Tensor:
     """Multiply the entries of each sample by its factor."""
     scaled = t.clone()
-    samples = split(scaled, layout, len(factors))  # a view: the samples lie where they lay
+    samples = split(scaled, layout, len(factors))  # a view of ``scaled``
     samples.mul_(factors.reshape(-1, *[1] * (samples.dim() - 1)))
     return scaled
 

@@ -1,4 +1,4 @@
-"""Random output directions: every sample has its own, whatever chunk it is in."""
+"""Random output directions, which belong to a sample and do not depend on its chunk."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from flatlens.losses import RootProducts
 
 
 class SampleStreams:
-    """Streams of random numbers that belong to a sample by its content, not by its place.
+    """One stream of random numbers for each sample, seeded by the sample's content.
 
     Attributes:
         seed: the seed of all streams.
-        start: the number of the first sample of the batch.
+        start: the index of the first sample of the batch.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.start = 0
         self._seeds: list[list[int]] = []  # of each sample of the batch
-        self._seen: Counter[int] = Counter()  # equal samples: each has directions of its own
+        self._seen: Counter[int] = Counter()  # tells equal samples apart
 
     def expect(self, inputs: Inputs, start: int) -> None:
-        """Read the samples of a batch. A device copies all of them to the host at once."""
+        """Hash the samples of a batch. On a device all samples are copied to the host at once."""
         on_host = [t.detach().cpu() for t in inputs.tensors]
         self.start, self._seeds = start, []
         for i in range(inputs.n):
             digest = hashlib.blake2b(digest_size=8)
             for t in on_host:
                 flat = t[i].contiguous().reshape(-1)
-                # A sample in half precision has the directions of the same numbers in float32.
+                # A sample in half precision has the same directions as its values in float32.
                 flat = flat.float() if flat.dtype in HALF else flat
                 digest.update(flat.view(torch.uint8).numpy().tobytes())
             key = int.from_bytes(digest.digest(), "big")
@@ -44,7 +44,7 @@ class SampleStreams:
             self._seen[key] += 1
 
     def of(self, samples: slice) -> list[np.random.Generator]:
-        """Return one stream for each of some samples of the batch, at its beginning."""
+        """Return a fresh stream for each of some samples of the batch."""
         places = slice(samples.start - self.start, samples.stop - self.start)
         return [np.random.default_rng(seeds) for seeds in self._seeds[places]]
 
@@ -70,14 +70,14 @@ class Signs:
         return torch.from_numpy(2 * np.stack(drawn) - 1).to(self.f)
 
     def skip(self, count: int) -> None:
-        """Draw directions that are not used, so that those that follow stay the same."""
+        """Draw and discard directions, so that later directions stay the same."""
         for _ in range(count):
             self.next()
 
     def to_outputs(self, v: Tensor) -> Tensor:
-        """R v: the direction in the space of the outputs."""
+        """Return R v, the direction in the space of the outputs."""
         return v if self.root is None else self.root.times(v)
 
     def from_outputs(self, w: Tensor) -> Tensor:
-        """R^T w: back from the space of the outputs."""
+        """Return R^T w, back from the space of the outputs."""
         return w if self.root is None else self.root.transposed_times(w)

@@ -12,7 +12,7 @@ from flatlens.probes import merge
 
 
 def needs_group() -> None:
-    """Refuse where there is no process group."""
+    """Raise if there is no process group."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         raise FlatlensError(
             "distributed=True needs a process group; call torch.distributed.init_process_group"
@@ -20,7 +20,7 @@ def needs_group() -> None:
 
 
 def gathered(mine: Any) -> Any:
-    """Gather a probe, or targets, of every process of the default group, in the order of ranks."""
+    """Gather an object (a probe or targets) from every process of the default group, by rank."""
     needs_group()
     everyone: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(everyone, mine.cpu() if isinstance(mine, Tensor) else mine)

@@ -1,7 +1,7 @@
-"""Measure a chunk exactly: one vector-Jacobian product per output, everything else is algebra.
+"""Measure a chunk exactly, with one vector-Jacobian product per output.
 
-Autograd is asked only for the gradients at the captured edges. Weight gradients are never formed by
-it.
+Autograd computes only the gradients at the captured edges, never weight gradients. Everything else
+is algebra.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Exact:
 
 
 def exact_rows(setup: Setup) -> Rows:
-    """Collect the rows of all products; a head's rows are compared with one product without it."""
+    """Collect the rows of all products; check a head's rows against one product without it."""
     for i, positions in enumerate(setup.positions):
         positions.begin(setup.rows_of(i))
     head = setup.head

@@ -25,14 +25,14 @@ Named = Sequence[tuple[str, Tensor]]
 
 @dataclass(frozen=True)
 class Forward:
-    """What one forward pass gave.
+    """The results of one forward pass.
 
     Attributes:
         fed: the tensors that stand for the network's input.
-        edges: where the derivatives by these tensors arrive.
+        edges: the edges where derivatives with respect to these tensors arrive.
         recording: the calls of layers.
         f: the outputs, [b, N]; those of a network in half precision are shown in float32.
-        start: the number of its first sample among all samples.
+        start: the index of its first sample among all samples.
         keys: the keys of the arguments that ``fed`` stands for.
         watched: edges of arguments that no output should depend on, by key.
         half: the half precision that the network computes in, or None.
@@ -56,7 +56,7 @@ class Forward:
 
     @property
     def samples(self) -> slice:
-        """The places of its samples among all samples."""
+        """The slice of its samples among all samples."""
         return slice(self.start, self.start + len(self.f))
 
     @cached_property
@@ -72,7 +72,7 @@ class Subject:
     Attributes:
         model: the module.
         dtype: its precision.
-        output: what of its result is f(x).
+        output: which part of its result is f(x).
         named: all parameters by name, as they were before the measurement.
     """
 
@@ -102,9 +102,9 @@ class Subject:
 
         Args:
             inputs: the samples.
-            plan: what earlier runs learnt.
-            start: the number of the first sample, for messages.
-            injection: changes tensors on the way; None changes nothing.
+            plan: what earlier runs found out.
+            start: the index of the first sample, for messages.
+            injection: replaces tensors during the pass; None replaces nothing.
         """
         first_node = next_number()
         fed = _prepared(inputs)
@@ -133,9 +133,9 @@ class Subject:
     def outputs_alone(self, inputs: Inputs) -> Tensor:
         """Return f without a recording.
 
-        Gradients are on but nothing is saved for them: without gradients torch may pick other
-        kernels, which round differently. A model that differentiates inside its forward pass needs
-        what is saved, and runs again with it.
+        Run in grad mode but save nothing, so that torch picks the same kernels and rounds in the
+        same way. A model that differentiates inside its forward pass needs the saved tensors and
+        runs a second time with them.
         """
         try:
             with saved_tensors_hooks(lambda _: None, lambda _: torch.empty(0, device="cpu")):
@@ -144,7 +144,7 @@ class Subject:
             return self._shown(outputs(_prepared(inputs), self.model, self.output)).detach()
 
     def _shown(self, f: Tensor) -> Tensor:
-        """Return outputs in float32 where they are in half precision: sums of them need digits."""
+        """Return half-precision outputs in float32, because their sums need the digits."""
         return f.float() if self.half is not None and f.dtype in HALF else f
 
     def _check(self, f: Tensor, start: int) -> None:
@@ -163,17 +163,17 @@ class Subject:
 
 
 def _embedded(recording: Recording, n: int) -> tuple[list[Tensor], list[GradientEdge]]:
-    """Return what stands for an input of integers: the output of its embedding."""
+    """Return what represents an integer input: the output of its embedding."""
     if not recording.embedded or any(len(t) != n for t, _ in recording.embedded):
         raise FlatlensError(
-            "the input is of integers, by which nothing can be differentiated, and no "
-            "nn.Embedding reads it; feed the network the floating-point tensor behind them"
+            "the input holds integers, which have no derivative, and no nn.Embedding reads it; "
+            "give the network the floating-point tensor behind them"
         )
     return [t for t, _ in recording.embedded], [edge for _, edge in recording.embedded]
 
 
 def _prepared(inputs: Inputs) -> Inputs:
-    """Copy the inputs, so that the model may overwrite them and gradients arrive at some."""
+    """Copy the inputs, because the model may overwrite them; some copies require gradients."""
     wanted = {*inputs.differentiated, *inputs.watched}
 
     def prepare(key: Any, t: Tensor) -> Tensor:

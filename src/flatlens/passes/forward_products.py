@@ -1,12 +1,12 @@
-"""Products A g with the Jacobian of a chunk, which Lanczos needs beside the gradients A^T v.
+"""Products A g with the Jacobian of a chunk; Lanczos needs them and the gradients A^T v.
 
 There are three ways, and the first that the network allows is taken:
 
-1. **second derivative**: A^T v is linear in v, and its derivative by v along g is A g. The network
-   needs second derivatives.
+1. **second derivative**: A^T v is linear in v, and its derivative with respect to v along g is A g.
+   The network needs second derivatives.
 2. **forward mode**: the network runs again with dual numbers. Its operations need forward mode.
 3. **differences**: the network runs again with its inputs, or the inputs of a layer, moved along g.
-   This needs nothing but the forward pass, and has an error.
+   This needs only the forward pass, but has an error.
 
 Products of the last two ways are compared with gradients. For a random direction r of +-1,
 r . (A g) = (A^T r) . g, and the right side is known without error from one backward pass. The mean
@@ -35,7 +35,7 @@ from flatlens.passes.directions import Signs
 
 CHECKS = 3  # random directions that products are compared along
 CHECK_SEED = 20230
-REFUSED = 0.1  # a relative error from which a product is not the derivative that autograd takes
+REFUSED = 0.1  # from this relative error on, a product does not agree with autograd's derivative
 
 
 class ProductsDisagreeError(FlatlensError):
@@ -51,7 +51,7 @@ class Way:
 
     Attributes:
         name: the way.
-        why: why no better way was taken; "" for second derivatives.
+        why: why no better way was possible; "" for second derivatives.
     """
 
     name: Literal["second derivative", "forward mode", "differences"] = "second derivative"
@@ -59,7 +59,7 @@ class Way:
 
     @property
     def note(self) -> str:
-        """A sentence for the user, or "" where there is nothing to tell."""
+        """A sentence for the user, or "" for second derivatives."""
         if self.name == "second derivative":
             return ""
         error = "; mls_se and the other errors include theirs" if self.name == "differences" else ""
@@ -91,19 +91,19 @@ def targets(setup: Setup) -> dict[int, Target]:
         place = Place("embedding", j - by_value)
         places[k] = (place_of(forward.edges[j], start) if j < by_value else place, forward.fed[j])
     constants = [call.through.node for call in calls if call.total is None]
-    for call, q in zip(plan.calls, plan.layers, strict=False):  # no layers where none is asked for
+    for call, q in zip(plan.calls, plan.layers, strict=False):  # empty if no layer is asked for
         if call.total is None:
             place = through = Place("constant", constants.index(call.through.node))
         else:
             place, through = place_of(call.total, start), place_of(call.through, start)
-        # What nothing else reads is changed at the layer, whoever made it.
+        # A tensor that nothing else reads is changed at the layer.
         places.setdefault(q.total, (through if q.total == q.through else place, call.x))
         places.setdefault(q.through, (through, call.x))
     return {k: Target(*places[k], plan.kept_rows[k][0]) for k in places if k >= 0}
 
 
 class SecondDerivative:
-    """Products A g as the derivative of A^T v0 by v0 along g."""
+    """Products A g as the derivative of A^T v0 with respect to v0 along g."""
 
     def __init__(self, setup: Setup, v0: Float[Tensor, "b N"], wanted: Sequence[int]) -> None:
         self.v0 = v0.requires_grad_()
@@ -126,7 +126,7 @@ class SecondDerivative:
 
 
 class AdjointCheck:
-    """Compares products A g with gradients A^T r along random directions r of +-1."""
+    """The comparison of products A g with gradients A^T r along random directions r of +-1."""
 
     def __init__(self, setup: Setup, signs: Signs, tensors: Mapping[int, Target]) -> None:
         generator = torch.Generator().manual_seed(CHECK_SEED)
@@ -176,7 +176,7 @@ class ForwardProducts:
         setup: the chunk.
         signs: the directions of its samples.
         replay: runs the network on the chunk again.
-        wanted: numbers of the edges that products are taken at.
+        wanted: indices of the edges at which products are needed.
         way: the way to try first.
         tolerance: of Lanczos; differences aim at a fifth of it.
 
@@ -194,7 +194,7 @@ class ForwardProducts:
         tolerance: float,
     ) -> None:
         self.setup, self.signs, self.replay, self.way = setup, signs, replay, way
-        self.aim = 0.2 * tolerance  # the errors of some ten products add up in squares
+        self.aim = 0.2 * tolerance  # the squared errors of about ten products add up
         self._rounding = rounding_of_products(setup.forward.precision)
         self._second: SecondDerivative | None = None
         self._check: AdjointCheck | None = None
@@ -221,10 +221,10 @@ class ForwardProducts:
     def times(
         self, numbers: Sequence[int], g: Sequence[Tensor]
     ) -> tuple[Float[Tensor, "b N"], Float[Tensor, " b"] | None]:
-        """Return A g, and the norm of its error for each sample or None where it is rounding.
+        """Return A g and the norm of its error for each sample, or None if the error is rounding.
 
         Args:
-            numbers: the numbers of the edges.
+            numbers: the indices of the edges.
             g: a tensor for each edge.
         """
         if self._second is not None:
@@ -242,10 +242,10 @@ class ForwardProducts:
         return self._by_differences(numbers, g)
 
     def second_derivative_agrees(self, v: Tensor, w: Tensor, energy: Float[Tensor, " b"]) -> bool:
-        """Whether v . (A A^T v) is ||A^T v||^2; where it is not, take the next way from now on.
+        """Check that v . (A A^T v) is ||A^T v||^2; if not, use the next way from now on.
 
-        A function that can be differentiated once (``once_differentiable``) drops out of a second
-        derivative without an error where other paths lead around it.
+        A function that can be differentiated only once (``once_differentiable``) silently drops out
+        of a second derivative if other paths lead around it.
 
         Args:
             v: a direction of the outputs for each sample.
@@ -262,7 +262,7 @@ class ForwardProducts:
 
     def _without_second(self, error: RuntimeError | str) -> None:
         reason = error if isinstance(error, str) else first_line(error)
-        if "not have been used in the graph" in reason:  # what a function that hides itself leaves
+        if "not have been used in the graph" in reason:  # torch's message then
             reason = "a function can be differentiated once"
         self.way = Way("forward mode", f"no second derivative: {reason}")
         self._second = None
@@ -317,11 +317,11 @@ class ForwardProducts:
 
 
 def rounding_of_products(dtype: torch.dtype) -> float:
-    """Return the relative difference of two exact products that rounding explains."""
+    """Return the largest relative difference of two exact products that rounding can cause."""
     limits = torch.finfo(dtype)
     return {64: 1e-8, 32: 1e-3}.get(limits.bits, 16 * limits.eps)
 
 
 def _as_dual(x: Tensor, tangent: Tensor) -> Tensor:
-    tangent = tangent.reshape(x.shape).clone()  # operations in place would change it
+    tangent = tangent.reshape(x.shape).clone()  # in-place operations would change it
     return forward_ad.make_dual(x, tangent)

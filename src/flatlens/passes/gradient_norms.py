@@ -1,10 +1,9 @@
-"""Measure gradient norms of parameters and derivatives by inputs, and nothing of df/dz itself.
+"""Measure gradient norms and derivatives with respect to inputs, without storing df/dz.
 
 This is enough for the sharpness, for all spectra and for the headline set. The gradient norm of a
 weight at few positions follows from two Gram matrices over positions, and its gradient is never
-formed. A dense layer keeps only the norms of its rows. Where the sharpness alone is asked for no
-product reaches the input, and products come a few at a time, so that memory does not grow with the
-outputs.
+formed. A dense layer keeps only the norms of its rows. If only the sharpness is asked for, products
+stop before the input and come a few at a time, so memory does not grow with the number of outputs.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ from flatlens.passes.spectral_columns import SpectralColumns
 
 
 class GradientNorms:
-    """The strategy for ||df/dp||_F^2 of every parameter, and for derivatives by inputs.
+    """The strategy for ||df/dp||_F^2 of every parameter and for derivatives at inputs.
 
     Args:
         subject: the network.
         request: what is asked for.
         buffers: memory for the rows.
-        rows_at_once: products whose rows are kept at a time, where no derivative by an input is
-            asked for. Spectra take the rows of all products.
+        rows_at_once: products whose rows are stored at a time, if no derivative with respect to an
+            input is asked for. Spectra need the rows of all products.
     """
 
     def __init__(
@@ -70,9 +69,9 @@ class GradientNorms:
         rows_by_edge, grads = _measured(setup, at_once, GRADIENTS in needs)
         columns: dict[Key, Tensor] = {("output",): setup.f.detach()}
         if GRADIENTS in needs:
-            nothing = setup.f.new_zeros(setup.batch, dtype=torch.float64)
+            zeros = setup.f.new_zeros(setup.batch, dtype=torch.float64)
             for name, _ in setup.named:
-                columns["parameter", name, "grad"] = grads.get(name, nothing)
+                columns["parameter", name, "grad"] = grads.get(name, zeros)
         spectral = SpectralColumns(setup, rows_by_edge, needs)
         spectral.check_finite()
         columns |= spectral.input_columns()
@@ -88,9 +87,9 @@ class GradientNorms:
 
 
 def _measured(setup: Setup, rows_at_once: int, gradients: bool) -> tuple[Rows, dict[str, Tensor]]:
-    """The rows of the last products, and ||df/dp||_F^2 of each parameter from all of them.
+    """Return the rows of the last products, and ||df/dp||_F^2 of each parameter from all products.
 
-    Without ``gradients`` no derivative arrives at a parameter, and none is returned.
+    Without ``gradients`` no derivative of a parameter is computed or returned.
     """
     head = setup.head
     direct = setup.f.new_zeros(()) if head is None else direct_mixture(setup)
@@ -116,7 +115,7 @@ def _measured(setup: Setup, rows_at_once: int, gradients: bool) -> tuple[Rows, d
 
 
 def _dense_sizes(setup: Setup) -> dict[int, Tensor]:
-    """Room for the norm of each row of df/dz, for the dense layers that share no parameter."""
+    """Allocate a norm for each row of df/dz of the dense layers that share no parameter."""
     plan = setup.plan.parameters
     joined = [group for group, owner in plan.groups if owner is not None and len(group) > 1]
     joined += [users for users, copies in plan.rules.values() if copies or len(users) > 1]
@@ -130,14 +129,13 @@ def _dense_sizes(setup: Setup) -> dict[int, Tensor]:
 
 
 def _span_rows(setup: Setup, span: range, sizes: dict[int, Tensor]) -> Rows:
-    """Collect the rows of some products; dense layers keep only their norms, in ``sizes``."""
+    """Collect the rows of some products; for dense layers write only their norms, to ``sizes``."""
     for positions in setup.positions:
         positions.begin(len(span))
 
-    # One norm of all rows of few samples is faster than a norm of each row: calls cost more than
-    # arithmetic there.
+    # For few samples one call for the norms of all rows is faster than a call for each row.
     together: dict[int, dict[int, Tensor]] = {i: {} for i in sizes}  # by call and product
-    few = setup.batch <= tuning.FEW_SAMPLES
+    few_samples = setup.batch <= tuning.FEW_SAMPLES
 
     def take(call: int, place: int, grad: Tensor | None) -> None:
         if call not in sizes:
@@ -146,21 +144,21 @@ def _span_rows(setup: Setup, span: range, sizes: dict[int, Tensor]) -> Rows:
             sizes[call][:, span.start + place] = 0
         else:
             row = split(grad, setup.positions[call].layout, setup.batch).reshape(setup.batch, -1)
-            if few:
+            if few_samples:
                 together[call][span.start + place] = row
             else:
                 sizes[call][:, span.start + place] = norms(row)
 
     rows_by_edge = collect(setup, setup.directions, span, span.stop < setup.count, take)
     for call, by_product in together.items():
-        if by_product:  # some products may not reach the layer
+        if by_product:  # empty if no product reaches the layer
             stacked = torch.stack(list(by_product.values()), 1)
             sizes[call][:, list(by_product)] = norms(stacked).to(sizes[call])
     return rows_by_edge
 
 
 def _from_sizes(setup: Setup, sizes: dict[int, Tensor]) -> dict[str, Tensor]:
-    """Parameters of dense layers: the gradient of a bias is df/dz, of a weight df/dz x^T."""
+    """Return the shares of dense layers: df/dz for the bias and df/dz x^T for the weight."""
     plan = setup.plan.parameters
     energies = {i: size.double().square().sum(1) for i, size in sizes.items()}
     grads = {
@@ -176,7 +174,7 @@ def _from_sizes(setup: Setup, sizes: dict[int, Tensor]) -> dict[str, Tensor]:
 
 
 def _from_rows(setup: Setup, rows_by_edge: Rows, sizes: dict[int, Tensor]) -> dict[str, Tensor]:
-    """All other parameters, from the rows of some products."""
+    """Return the shares of all other parameters from the rows of some products."""
     plan = setup.plan.parameters
     stored = [positions for i, positions in enumerate(setup.positions) if i not in sizes]
     widen_where_needed(stored, [None] * len(stored))

@@ -1,10 +1,10 @@
-"""A linear head narrower than the outputs: as many products as it is wide are enough.
+"""A linear head narrower than the outputs needs only as many products as it is wide.
 
-Where every path to the outputs goes through z = W h + b with h of width d < N, df/dx = (df/dz W)
-dh/dx, and df/dz W has rank d at most. With an orthonormal basis Q of its range, Q^T f has the same
-singular values and the same sums of squares as f for everything before the head, from d products in
-place of N. What follows the head (a sigmoid, a softmax) may be anything without parameters. The
-head's own gradients take df/dz itself, which is cheap.
+Suppose that every path to the outputs goes through z = W h + b, and h has width d < N. Then df/dx =
+(df/dz W) dh/dx, and df/dz W has at most rank d. Let Q be an orthonormal basis of its range. For
+everything before the head, Q^T f has the same singular values and the same sums of squares as f,
+from d products instead of N. The functions after the head (a sigmoid, a softmax) may be anything
+without parameters. The head's own gradients need df/dz itself, which is cheap.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flatlens.capture.recording import Call
 
 @dataclass(frozen=True)
 class Head:
-    """The last layer, df/dz there, and the directions in output space that are enough."""
+    """The last layer, df/dz at its output, and the output directions that are sufficient."""
 
     call: int
     jacobian: Float[Tensor, "b k o"]
@@ -42,7 +42,7 @@ def find_head(
     call = calls[-1]
     jacobian = _jacobian(graph, f, call)
     if unusual((jacobian.abs().amax((1, 2)) < torch.finfo(f.dtype).eps ** 0.5).any()):
-        return None  # saturated: mixtures of its outputs would be rounding, each alone is less so
+        return None  # saturated outputs: their mixtures would be mostly rounding
     jacobian = jacobian if target is None else target @ jacobian
     weight = with_wide_weight(call.layer).matrix[0]
     basis = torch.linalg.qr((jacobian @ weight).double()).Q.to(f.dtype)  # [b, k, d]
@@ -52,7 +52,7 @@ def find_head(
 
 
 def head_width(graph: Graph, f: Tensor, call: Call, target: Tensor | None = None) -> int | None:
-    """Return how many products are enough because ``call`` is a head, or None."""
+    """Return the number of products that are enough if ``call`` is a head; else None."""
     weight, bias = call.layer.weight, call.layer.bias
     width = call.layer.matrix.shape[-1]
     narrow = (
@@ -67,14 +67,14 @@ def head_width(graph: Graph, f: Tensor, call: Call, target: Tensor | None = None
 
 
 def mixture(f: Tensor) -> Tensor:
-    """Weights of the outputs that no symmetry of theirs takes to zero."""
+    """Return weights of a sum over the outputs that no symmetry makes zero."""
     return torch.arange(f.shape[1], dtype=f.dtype, device=f.device).cos()
 
 
 def mixed_rows(head: Head, A: Float[Tensor, "b d M"], start: int = 0) -> Float[Tensor, "b M"]:
-    """The mixture of all rows of df/dx from the head's rows: m^T A = (Q^T m)^T (Q^T A).
+    """Mix all rows of df/dx from the head's rows: m^T A = (Q^T m)^T (Q^T A).
 
-    ``start`` is the number of the first of the head's rows in ``A``.
+    ``start`` is the index of the first head row in ``A``.
     """
     weights = mixture(head.basis) @ head.basis[:, :, start : start + A.shape[1]]  # [b, d]
     return (weights.unsqueeze(1) @ A).squeeze(1)
@@ -86,7 +86,7 @@ def _used_once(graph: Graph, p: Tensor) -> bool:
 
 
 def _jacobian(graph: Graph, f: Tensor, call: Call) -> Float[Tensor, "b N o"]:
-    """df/dz at the head, one row after another; where z is f, one identity for all samples."""
+    """Return df/dz at the head; if z is f, it is one identity for all samples."""
     batch, N = f.shape
     below, _ = graph.below_reshapes(get_gradient_edge(f))
     if below.node is call.out.node:

@@ -1,4 +1,4 @@
-"""Set up chunks with the head of the network, and without it where rounding spoils its rows."""
+"""Set up chunks with the network's head, or without it if rounding spoils the head's rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flatlens.passes.request import Request
 
 
 class HeadFallback:
-    """Sets up chunks with a head until rounding is seen to spoil a head's rows.
+    """Set up chunks with a head, until a check shows that rounding spoils the head's rows.
 
     Args:
         subject: the network.
@@ -35,10 +35,10 @@ class HeadFallback:
         layouts: Layouts,
         columns: Callable[[Setup], ChunkColumns],
     ) -> ChunkColumns:
-        """Return ``columns`` of a chunk's setup.
+        """Set up a chunk and return ``columns(setup)``.
 
-        Where a head's rows are lost in rounding, every output gets a product of its own, after a
-        new forward pass: the graph of the old one is gone.
+        If rounding spoils the head's rows, every output gets its own product. This takes a new
+        forward pass, because the graph of the old one is freed.
         """
         try:
             return columns(self._set_up(forward, layouts))
@@ -56,7 +56,7 @@ class HeadFallback:
 
 
 def loss_directions(request: Request, forward: Forward) -> Tensor | None:
-    """R^T of the loss for the samples of a forward pass, [b, k, N]; None where f is measured."""
+    """Return R^T of the loss for some samples, [b, k, N]; None if f itself is measured."""
     if request.root is None:
         return None
     return request.root.transposed(forward.f.detach(), forward.samples)

@@ -1,4 +1,4 @@
-"""See that samples do not depend on one another, and which sample each row belongs to."""
+"""Check that samples do not depend on one another, and that each row is assigned to its sample."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Layouts = Sequence[Layout | None]
 
 
 class NeedsSinglesError(Exception):
-    """A batch met something that only the way of one sample at a time measures."""
+    """Raised if a batch must be measured one sample at a time; the message is the reason."""
 
 
 def check_subset(
@@ -42,7 +42,7 @@ def check_subset(
     if inputs.n == 1:
         return
     calls, batch = forward.recording.calls, inputs.n
-    subset = slice(1, None, max(2, batch // 4 | 1))  # an odd step: even and odd places
+    subset = slice(1, None, max(2, batch // 4 | 1))  # an odd step mixes even and odd
     few = run(inputs.take(subset), plan)
     again = partial(subject.outputs_alone, inputs.take(subset))
     check_alone(forward.f[subset], few.f, again, subject.half)
@@ -65,7 +65,7 @@ def check_subset(
 def _matches(
     layout: Layout | None, x: Tensor, batch: int, x_few: Tensor, few: int, subset: slice
 ) -> Bool[Tensor, ""]:
-    """Return whether a layer's input of a subset is that of the full batch, without reading it."""
+    """Compare a layer's input of a subset with the full batch; the result is not read yet."""
     differs = torch.zeros((), dtype=torch.bool, device=x.device)
     if layout is None or not (layout.fits(x, batch) and layout.fits(x_few, few)):
         return differs
@@ -74,12 +74,12 @@ def _matches(
 
 
 def _together(flags: Sequence[Bool[Tensor, ""]]) -> Bool[Tensor, " k"]:
-    """Put truth values side by side: on a device each look makes the host wait."""
+    """Stack truth values, because on a device each read makes the host wait."""
     return torch.stack([flag.to(flags[0].device) for flag in flags])
 
 
 def _values_cannot_identify(recording: Recording, layouts: Layouts) -> bool:
-    """Whether some samples have identical rows, so that values cannot identify the sample."""
+    """Whether some samples have identical rows, so that values cannot identify a sample."""
     if recording.copies or recording.lookups:
         return True
     equal = []
@@ -91,9 +91,9 @@ def _values_cannot_identify(recording: Recording, layouts: Layouts) -> bool:
 
 
 def check_inputs(forward: Forward) -> None:
-    """Differentiate each sample's outputs: they must reach no other sample's input.
+    """Raise if the outputs of a sample have a derivative with respect to another sample's input.
 
-    This needs no layer, so that it holds also where samples are then measured one at a time.
+    The check needs no layer, so it also works if samples are then measured one at a time.
 
     Raises:
         FlatlensError: if they reach the input of another sample.
@@ -110,7 +110,7 @@ def check_inputs(forward: Forward) -> None:
 
 
 def check_owners(subject: Subject, forward: Forward, layouts: Layouts, subset: slice) -> None:
-    """Differentiate the outputs of some samples: they must reach no row of another sample.
+    """Raise if the outputs of some samples have a derivative at a row of another sample.
 
     Raises:
         FlatlensError: if they reach the input of another sample.
@@ -141,11 +141,11 @@ def check_owners(subject: Subject, forward: Forward, layouts: Layouts, subset: s
 
 
 def _others(batch: int, subset: slice, like: Tensor) -> Tensor:
-    """The numbers of all samples outside a subset."""
+    """Return the indices of all samples outside a subset."""
     inside = range(batch)[subset]
     return torch.tensor([i for i in range(batch) if i not in inside], device=like.device)
 
 
 def _reach(size: Tensor, others: Tensor) -> Tensor:
-    """Whether the derivative of some samples is felt at other samples."""
+    """Whether the derivative of some samples is nonzero at other samples."""
     return size.index_select(0, others.to(size.device)).max() > 1e-6 * size.max()

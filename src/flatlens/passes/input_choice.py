@@ -1,4 +1,4 @@
-"""Choose the arguments of a model that a derivative is taken by."""
+"""Choose the arguments of a model to differentiate with respect to."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from flatlens.passes.forward import Forward
 
 @dataclass(frozen=True)
 class InputChoice:
-    """The arguments that a derivative is taken by, the same for all samples.
+    """The arguments to differentiate with respect to, the same for all samples.
 
     Attributes:
         differentiated: their keys.
         watched: keys of floating-point arguments that the output does not depend on.
         names: names of the arguments that stand for the network's input.
-        note: which floating-point arguments are left out and why, or "".
+        note: names the floating-point arguments that are left out, and why; or "".
     """
 
     differentiated: Sequence[Any]
@@ -31,11 +31,11 @@ class InputChoice:
     note: str = ""
 
     def apply(self, inputs: Inputs) -> Inputs:
-        """The same arguments with this choice."""
+        """Return the same arguments with this choice."""
         return inputs.choosing(self.differentiated, self.watched)
 
     def check(self, forward: Forward) -> None:
-        """Refuse a sample whose output depends on an argument that was left out.
+        """Raise if the output of a sample depends on an argument that was left out.
 
         Raises:
             FlatlensError: if another sample's output did not depend on that argument.
@@ -97,8 +97,8 @@ def _as_asked(
     for key in keys:
         if key not in solo.keys:
             raise FlatlensError(
-                f"the input {names[key]!r} is of integers that no nn.Embedding reads; no "
-                "derivative exists by it"
+                f"the input {names[key]!r} holds integers that no nn.Embedding reads; it has no "
+                "derivative"
             )
     edges = zip(solo.keys, solo.edges, strict=False)
     for key, edge in edges:
@@ -125,15 +125,16 @@ def _by_tokens(
 
 
 def _left_out(inputs: Inputs, names: dict[Any, str]) -> str:
-    every = [key for key, _ in inputs.at(inputs.keys, True)]
-    masks = [names[key] for key in every if key not in inputs.differentiated]
+    floating_keys = [key for key, _ in inputs.at(inputs.keys, True)]
+    masks = [names[key] for key in floating_keys if key not in inputs.differentiated]
     if not masks:
         return ""
-    return f"no derivative is taken by {', '.join(masks)} (a mask); inputs= chooses otherwise"
+    are_masks = "is a mask" if len(masks) == 1 else "are masks"
+    return f"{', '.join(masks)} {are_masks} and not differentiated; inputs= overrides this"
 
 
 def argument_names(model: nn.Module, inputs: Inputs) -> dict[Any, str]:
-    """The name of each argument: its key, or the parameter of ``forward`` at its place."""
+    """Return the name of each argument: its key, or the parameter of ``forward`` that it fills."""
     if inputs.named:
         return {key: _spelt(key, str) for key in inputs.keys}
     try:
@@ -150,12 +151,12 @@ def argument_names(model: nn.Module, inputs: Inputs) -> dict[Any, str]:
 
 
 def _spelt(key: Any, name: Callable[[Any], str]) -> str:
-    """The name of an argument, and the path to the tensor where it is nested."""
+    """Return the name of an argument, and the path to the tensor if it is nested."""
     return name(key[0]) + key[1] if isinstance(key, tuple) else name(key)
 
 
 def _keys(name: str | int, names: dict[Any, str]) -> list[Any]:
-    """The keys of the argument with this name, or at this place; all tensors of a nested one."""
+    """Return the keys of the argument with this name or position; all tensors if it is nested."""
     if name in names:
         return [name]
     keys = [key for key, known in names.items() if known == name]

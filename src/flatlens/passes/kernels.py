@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 MOST_SCORE_BYTES = 1 << 30  # more memory for scores is not worth exact products
-COPIES = 4  # a second derivative keeps as many tensors of the size of the scores
+COPIES = 4  # tensors of the size of the scores that a second derivative stores
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Kernels:
 
     Attributes:
         plain: whether the plain kernel replaces the fused ones.
-        why: a note for the user where the fused ones stay, else "".
+        why: a note for the user if the fused kernels stay, else "".
     """
 
     plain: bool = True
@@ -55,7 +55,7 @@ def choose_kernels(
         memory: bytes that the measurement may use; None allows ``MOST_SCORE_BYTES`` for scores.
 
     Returns:
-        The kernels, with the reason where the fused ones stay.
+        The kernels, with the reason if the fused ones stay.
 
     >>> choose_kernels(100, torch.float32, 8)
     Kernels(plain=True, why='')

@@ -1,4 +1,4 @@
-"""What the derivative rows of a chunk say about the network's input, its layers and parameters."""
+"""Columns of the network's input, its layers and parameters from the derivative rows of a chunk."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from flatlens.passes.positions import widen_where_needed
 from flatlens.passes.segments import Key
 from flatlens.passes.spectral_columns import SpectralColumns
 
-WIDEST_CROSSED = 4096  # Eq. 37 needs a matrix of (input entries)^2; beyond this it is left out
-OF_WEIGHTS = BACK_TO_PARAMETERS - {UNTIED}  # these take the gradients of parameters
+WIDEST_CROSSED = 4096  # input entries; Eq. 37 needs a matrix of their square
+OF_WEIGHTS = BACK_TO_PARAMETERS - {UNTIED}  # quantities that need the gradients of parameters
 
 
 def all_columns(
     setup: Setup, rows_by_edge: Rows, needs: frozenset[str], exact_untied: bool = False
 ) -> ChunkColumns:
-    """Work off every layer of a chunk whose rows have all arrived.
+    """Compute all columns of a chunk from its derivative rows.
 
     Args:
         setup: the chunk; its positions hold df/dz.
@@ -41,7 +41,7 @@ def all_columns(
     spectral = SpectralColumns(setup, rows_by_edge, needs)
     columns: dict[Key, Tensor] = {("output",): setup.f.detach(), **spectral.input_columns()}
     spectral.check_finite()
-    view = _View(spectral)
+    view = _ChunkDerivatives(spectral)
     gradients = view.gradients() if needs & OF_WEIGHTS else None
     if gradients is not None:
         columns |= gradients.columns(setup, needs)
@@ -63,11 +63,11 @@ def all_columns(
 
 @dataclass(frozen=True)
 class _Gradients:
-    """What is known of the gradients of parameters.
+    """Squared gradients of parameters, and what they add to each quantity.
 
     Attributes:
         shares: the share of each trainable parameter.
-        by_call: the share of each call's weight, where it is known.
+        by_call: the share of each call's weight, if it is known.
         bias_rows: df/db of each call, or None.
         invariant: Eq. 44's sum of the first layer, if there is one.
         sums: sums over samples for Eqs. 36 and 37.
@@ -80,21 +80,21 @@ class _Gradients:
     sums: dict[str, Tensor]
 
     def columns(self, setup: Setup, needs: frozenset[str]) -> dict[Key, Tensor]:
-        """The columns of ``ParameterProbe``, and Eq. 44's sum of the first layer."""
+        """Return the columns of ``ParameterProbe``, and Eq. 44's sum of the first layer."""
         columns: dict[Key, Tensor] = {}
         if self.invariant is not None and FIRST_INVARIANT in needs:
             columns["first", "invariant"] = self.invariant
-        nothing = setup.f.new_zeros(setup.batch, dtype=torch.float64)
+        zeros = setup.f.new_zeros(setup.batch, dtype=torch.float64)
         for name, _ in setup.named:
-            grad, adaptive = self.shares.get(name, (nothing, nothing))
+            grad, adaptive = self.shares.get(name, (zeros, zeros))
             columns["parameter", name, "grad"] = grad
-            if ADAPTIVE in needs:  # else it is known of some parameters, but not of the network
+            if ADAPTIVE in needs:  # else only some parameters have a share
                 columns["parameter", name, "adaptive"] = adaptive
         return columns
 
 
-class _View:
-    """The rows df/dz of one chunk, with what is known of the derivatives by inputs."""
+class _ChunkDerivatives:
+    """The rows df/dz of one chunk, together with its derivatives with respect to inputs."""
 
     def __init__(self, spectral: SpectralColumns) -> None:
         self.spectral, self.setup, self.needs = spectral, spectral.setup, spectral.needs
@@ -103,7 +103,7 @@ class _View:
             widen_where_needed(calls, [self._sensitivity(i) for i in range(len(calls))])
 
     def _sensitivity(self, call: int) -> Tensor | None:
-        """||A||_2 of a call, or ||A||_F; None where no product with A or the weight is taken."""
+        """Return ||A||_2 or ||A||_F of a call; None if no product with A or the weight is used."""
         if not self.needs & (AT_THE_FIRST_LAYER | {ADAPTIVE}):
             return None
         spectrum = self.spectral.layer_spectrum(call)
@@ -135,12 +135,12 @@ class _View:
             by_call.update(dict.fromkeys(group, weight[:2]))
             if owner is not None:
                 shares[owner] = weight[:2]
-        if first_call is not None and invariant is None:  # its weight is used elsewhere, too
+        if first_call is not None and invariant is None:  # its weight has other uses, too
             invariant = weight_gradient([setup.positions[first_call]], True).invariant
         return _Gradients(shares, by_call, bias_rows, invariant, sums)
 
     def _dense_first_layer(self) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """What Eqs. 37 and 44 ask of a dense layer that reads the input (FirstLayerProbe)."""
+        """Compute the sums of Eqs. 37 and 44 for a dense first layer (FirstLayerProbe)."""
         first_call = self.spectral.first_call
         if first_call is None or not self.needs & AT_THE_FIRST_LAYER:
             return None, {}
@@ -156,14 +156,14 @@ class _View:
         return (B2 * u2).sum(1), sums  # J W is B, and u is x^l
 
     def _power(self, number: int, like: Tensor) -> Tensor:
-        """The squares of the rows at an edge, summed over outputs."""
+        """Return the squares of the rows at an edge, summed over outputs."""
         spectral = self.spectral
         if [number] == self.setup.plan.inputs and spectral.input_power.dtype == like.dtype:
             return spectral.input_power
         return spectral.rows_by_edge[number].to(like).square().sum(1)
 
     def layer_columns(self, call: int, gradients: _Gradients | None) -> dict[str, Tensor]:
-        """The columns of ``LayerProbe`` that take the derivative by the layer's output."""
+        """Return the columns of ``LayerProbe`` that need df/dz."""
         positions = self.setup.positions[call]
         columns: dict[str, Tensor] = {}
         if gradients is not None and self.needs & {LAYER_GRADIENTS, ADAPTIVE}:

@@ -8,7 +8,7 @@ from flatlens.passes.forward import Subject
 
 
 def layer_name(layer: Layer, subject: Subject) -> str:
-    """Name a layer after the parameters behind its weight, or after its kind."""
+    """Return the name of a layer: the parameters behind its weight, or else its kind."""
     owned = {id(t): n for n, t in [*subject.named, *subject.model.named_buffers()]}
     if id(layer.weight) in owned:
         sources = [owned[id(layer.weight)]]

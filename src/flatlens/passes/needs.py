@@ -1,8 +1,8 @@
-"""What a pass can be asked for, by name.
+"""The names of everything that a pass can compute.
 
-Every quantity and every inequality declares the names that it needs, once. A pass computes the
-union of what was asked for and nothing else. It is decided before the first chunk, in
-``Request.needs``. The names are phrases, so that a message can say what was not asked for.
+Every quantity and every inequality declares once which names it needs. A pass computes the union of
+these and nothing else. ``Request.needs`` holds the union, which is fixed before the first chunk.
+The names are phrases, so that a message can say what was not asked for.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Literal
 AskedNorms = Literal["none", "matrices", "all"]
 
 GRADIENTS = "gradient norms"  # ||grad_p f||_F^2 of every parameter
-LAYER_GRADIENTS = "gradient norms of layers"  # the same of every layer's weight and bias
+LAYER_GRADIENTS = "gradient norms of layers"  # ||grad_p f||_F^2 of every layer's weight and bias
 ADAPTIVE = "adaptive sharpness"  # squared gradients, each entry weighted by the parameter's square
-UNTIED = "untied gradient norms"  # with the weights untied per position
+UNTIED = "untied gradient norms"  # ||grad f||_F^2 with the weights untied per position
 INPUT_TOP = "the sensitivity to the input"  # largest singular value of df/dx
-INPUT_SPECTRUM = "the singular values at the input"  # all of them, the rank and the dimension
+INPUT_SPECTRUM = "the singular values at the input"  # all values, rank and dimension
 INPUT_INVARIANT = "the input-invariant sensitivity"  # sum_p x_p^2 ||df/dx_p||^2
 LAYER_TOPS = "the sensitivities of layers"  # largest singular value of A at every layer
 LAYER_SPECTRA = "the singular values at layers"  # all of them
@@ -31,7 +31,7 @@ SCALED_SUMS = "the sums of Eq. 37"  # curvature and crossed sums of the first la
 FIRST_INVARIANT = "the shared sum of Eq. 44"  # invariant sum of the first layer
 CHAIN = "the chain of layers"  # layers and Lipschitz maps from the input to the output
 
-# What is computed on the way to something else.
+# Names that another name includes, because they are computed on the way.
 IMPLIED = {
     INPUT_SPECTRUM: INPUT_TOP,
     LAYER_SPECTRA: LAYER_TOPS,
@@ -39,10 +39,10 @@ IMPLIED = {
     THROUGH: LAYER_TOPS,
 }
 AT_THE_INPUT = frozenset({INPUT_TOP, INPUT_SPECTRUM, INPUT_INVARIANT})
-# These take df/dz of all outputs, and not only its norms.
+# These need df/dz of all outputs, and not only its norms.
 JACOBIANS = frozenset({LAYER_GRADIENTS, ADAPTIVE, UNTIED, SCALED_SUMS, FIRST_INVARIANT})
 BACK_TO_PARAMETERS = JACOBIANS | {GRADIENTS}
-# Everything else is about single layers.
+# All other names concern single layers.
 WITHOUT_LAYERS = AT_THE_INPUT | {GRADIENTS}
 AT_THE_FIRST_LAYER = frozenset({SCALED_SUMS, FIRST_INVARIANT})
 BESIDE_LAYERS = frozenset({THROUGH, BYPASS})
@@ -56,7 +56,7 @@ EVERYTHING = frozenset(
 
 
 def with_implied(needs: Iterable[str]) -> frozenset[str]:
-    """Add what is computed on the way to what is needed.
+    """Add the names that are computed on the way to the given ones.
 
     >>> sorted(with_implied([INPUT_SPECTRUM]))
     ['the sensitivity to the input', 'the singular values at the input']
@@ -79,5 +79,5 @@ def not_asked_for(missing: Iterable[str]) -> str:
 
 
 def missing(needs: Iterable[str], asked: Iterable[str] | None) -> list[str]:
-    """List what is needed and was not asked for; ``asked`` is None where everything was."""
+    """Return the names that are needed but were not asked for; None as ``asked`` means all."""
     return [] if asked is None else sorted(frozenset(needs) - frozenset(asked))

@@ -1,7 +1,7 @@
-"""Plan one chunk: which edges to ask of autograd, and how each parameter is measured.
+"""Plan one chunk: the edges where autograd must deliver, and how each parameter is measured.
 
-The plan is frozen. It holds no numbers, only places: an *edge number* is the place of an edge in
-``edges``, and the rows that arrive there are kept under that number.
+The plan is frozen. An *edge number* is the index of an edge in ``edges``. The rows that arrive at
+the edge are stored under that number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flatlens.passes.needs import (
     WITHOUT_LAYERS,
 )
 
-WAY_OF_LINEAR = ("linear", False)  # how F.linear reads its weight: one row for each output
+WAY_OF_LINEAR = ("linear", False)  # how F.linear uses its weight: one row for each output
 RowPlace = tuple[Layout | None, int]  # layout, and entries per sample
 
 
@@ -37,9 +37,10 @@ class LayerEdges:
     """Where the derivatives of one call arrive.
 
     Attributes:
-        total: edge number of A, the derivative by the tensor that enters the layer, or -1.
-        through: edge number of B, the derivative through the layer alone, or -1; equal to
-            ``total`` where nothing else reads the tensor. -1 means that it was not asked for.
+        total: edge number of A, the derivative with respect to the tensor that enters the layer, or
+            -1.
+        through: edge number of B, the derivative through the layer alone, or -1 if it was not asked
+            for. It equals ``total`` if nothing else reads the tensor.
         reads_input: whether the tensor is the network's input, up to a reshape or permutation.
         beside_input: whether something else reads the input.
         input: edge number of the input that the tensor is a reshape of, or -1.
@@ -78,15 +79,16 @@ class ParameterPlan:
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """All places of one chunk.
+    """All edges of one chunk, and how each parameter is measured.
 
     Attributes:
         calls: the calls that the output depends on, and their layouts.
-        edges: what is asked of autograd.
-        kept_rows: layout and size of the rows that are kept, by edge number.
-        inputs: edge numbers of the network's input; empty where no derivative by it is asked for.
-        outs: edge numbers of df/dz of each call; empty where no parameter is asked for.
-        layers: where A and B of each call arrive; empty where no layer is asked for.
+        edges: the edges at which autograd computes derivatives.
+        kept_rows: layout and size of the rows that are stored, by edge number.
+        inputs: edge numbers of the network's input; empty if no derivative with respect to it is
+            needed.
+        outs: edge numbers of df/dz of each call; empty if no parameter is asked for.
+        layers: edges of A and B of each call; empty if no layer is asked for.
         parameters: how each parameter is measured.
     """
 
@@ -101,7 +103,7 @@ class ChunkPlan:
 
 
 class EdgeList:
-    """Edges to ask for, each once, and which of them keep their rows."""
+    """A growing list of distinct edges, and the ones whose rows are stored."""
 
     def __init__(self) -> None:
         self.edges: list[GradientEdge] = []
@@ -117,7 +119,7 @@ class EdgeList:
         return self._numbers[key]
 
     def keep(self, edge: GradientEdge, layout: Layout | None, entries: int) -> int:
-        """Ask for an edge and keep its rows."""
+        """Ask for an edge, store its rows, and return its number."""
         number = self.ask(edge)
         self.kept_rows.setdefault(number, (layout, entries))
         return number
@@ -130,8 +132,8 @@ class EdgeList:
 def reaching_calls(forward: Forward, layouts: Layouts) -> tuple[list[Call], list[Layout | None]]:
     """Return the calls that the output depends on, with their layouts.
 
-    A view of a parameter that has other uses counts as a computed weight, with a gradient of its
-    own: that of the parameter is a sum over uses that read it in different ways.
+    If a parameter has other uses, a view of it counts as a computed weight with its own gradient.
+    The parameter's gradient is then a sum over uses that read it in different ways.
     """
     graph = forward.graph
     calls = zip(forward.recording.calls, layouts, strict=True)
@@ -179,7 +181,7 @@ def plan_chunk(
             layers.append(_layer_edges(call, layout, entries, edges, forward, needs))
     if to_parameters:
         parameters = _plan_parameters(forward, calls, named, edges, len(forward.f))
-    else:  # their paths are told, but no derivative arrives there
+    else:  # record the paths only; no derivative is computed at parameters
         parameters = _plan_parameters(forward, calls, named, EdgeList(), 1)
     return ChunkPlan(
         calls, layouts, edges.edges, edges.kept_rows, input_numbers, outs, layers, parameters
@@ -194,9 +196,9 @@ def _layer_edges(
     forward: Forward,
     needs: frozenset[str],
 ) -> LayerEdges:
-    """Plan A and B of one call; each is asked for only where something needs it.
+    """Plan A and B of one call; each is asked for only if a quantity needs it.
 
-    B is a question of its own only where it can differ from A.
+    B is asked for separately only if it can differ from A.
     """
     graph, every_layer = forward.graph, bool(needs & {LAYER_TOPS, LAYER_SPECTRA, THROUGH})
     inputs_kept = edges.number(forward.edges[0]) >= 0 if forward.edges else False
@@ -213,7 +215,7 @@ def _layer_edges(
     total = through = -1
     if every_layer or at_the_input or off_the_layer or (beside and inputs_kept and BYPASS in needs):
         shared = reads_input and read_once and below_read_once and not reordered
-        if shared:  # the samples lie as they do in the network's input
+        if shared:  # the same layout as the network's input
             total = edges.keep(below, Layout(), entries)
         else:
             total = edges.keep(call.total, layout, entries)
@@ -226,7 +228,7 @@ def _layer_edges(
 def _plan_parameters(
     forward: Forward, calls: list[Call], named: Named, edges: EdgeList, batch: int
 ) -> ParameterPlan:
-    """Choose each parameter's path; a parameter whose uses are not all seen goes the slow way."""
+    """Choose each parameter's path; a parameter with unrecorded uses takes the slow path."""
     nodes = forward.graph.nodes
     copies = [c for c in forward.recording.copies if c.edge.node in nodes]
     lookups = [t for t in forward.recording.lookups if t.edge.node in nodes]
@@ -244,14 +246,14 @@ def _plan_parameters(
 
 @dataclass(frozen=True)
 class _Uses:
-    """The uses of one parameter that were seen."""
+    """The recorded uses of one parameter."""
 
     weights: list[int]
     biases: list[int]
     copies: list[Copies]
     lookups: list[Lookup]
-    joinable: bool  # calls with it as their weight read it in the same way
-    reads_as_table: bool  # ... as a linear layer whose outputs are the rows of a table
+    joinable: bool  # whether all calls with it as their weight read it in the same way
+    reads_as_table: bool  # whether they read it like F.linear, one row per output
 
     @classmethod
     def of(
@@ -275,7 +277,7 @@ class _Uses:
 
 
 def _way_of_reading(call: Call) -> Hashable:
-    """How a call reads its parameter: gradients of calls that agree can be added up."""
+    """Return how a call reads its parameter; gradients of calls with equal values can be added."""
     weight = call.layer.weight
     return call.layer.joins, tuple(weight.shape), weight.stride()
 

@@ -20,10 +20,10 @@ from flatlens.capture.recording import Call
 
 
 class Positions:
-    """A layer's patches u, and the rows of df/dz as they come in, one output after another.
+    """A layer's patches u and its rows of df/dz, which arrive one output after another.
 
     Attributes:
-        layer: the kind of layer, which knows how its tensors look in the weight-sharing format.
+        layer: the layer, which brings its tensors into the weight-sharing format.
         W: the weight, [g, o, i].
         outputs: number of rows df_v/dz.
     """
@@ -45,13 +45,13 @@ class Positions:
         self._u: Tensor | None = None
         self._store: Tensor | None = None
         self._power: Tensor | None = None
-        self._bias_sums: Tensor | None = None  # where the rows do not hold the bias's derivative
+        self._bias_sums: Tensor | None = None  # used if df/db cannot be read off the stored rows
         self._J2: Tensor | None = None
         self._u2: Tensor | None = None
 
     @property
     def u(self) -> Float[Tensor, "b g i T"]:
-        """The patches. A convolution's are gathered when they are first read."""
+        """The patches; those of a convolution are gathered when they are first read."""
         if self._u is None:
             place, like = ("u", self._place), self._x
             self._u = self.layer.patches(
@@ -65,13 +65,13 @@ class Positions:
         return self.u.shape[-1]
 
     def begin(self, outputs: int) -> None:
-        """Forget all rows; others follow."""
+        """Discard all rows and prepare for others."""
         self.outputs = outputs
         self._store = self._power = self._bias_sums = self._J2 = None
 
     @property
     def store(self) -> Tensor:
-        """All rows of df/dz. The memory is taken when the first row comes."""
+        """All rows of df/dz; the memory is allocated with the first row."""
         if self._store is None:
             shape = self._format.shape(self.W.shape, self.batch, self.outputs, self.T)
             self._store = self._buffers.get(("J", self._place), shape, self.u)
@@ -101,19 +101,19 @@ class Positions:
             self._bias_sums[:, v] = row
 
     def widen(self) -> None:
-        """Go on in float64."""
+        """Continue in float64."""
         self._power = self._J2 = self._u2 = None
         self._store, self._u, self.W = self.store.double(), self.u.double(), self.W.double()
         self._bias_sums = None if self._bias_sums is None else self._bias_sums.double()
 
     @property
     def row_is_bias_gradient(self) -> bool:
-        """Whether df/dz at the one position there is is also the derivative by the bias."""
+        """Whether there is one position and df/dz there is also the derivative df/db."""
         return self.T == 1 and (self.layer.bias is None or self.layer.bias_per_position)
 
     @property
     def power(self) -> Float[Tensor, "b g o"]:
-        """Squares of df/dz at the one position there is, summed over outputs."""
+        """Squares of df/dz at the only position, summed over outputs."""
         if self._power is None:
             self._power = squares(self._format.at_one_position(self.store), 2)
         return self._power
@@ -124,19 +124,19 @@ class Positions:
         return self._format.jacobian(self.store)
 
     def bias_rows(self) -> Float[Tensor, "b N o"]:
-        """The per-sample derivative by the bias."""
+        """The per-sample derivative with respect to the bias."""
         if self._bias_sums is not None:
             return self._bias_sums
         return self._format.bias_rows(self.store)
 
     def energies(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Per sample: sum_p ||J_p||^2 ||u_p||^2, sum_p ||J_p||^2, min_p ||u_p||^2."""
+        """Return sum_p ||J_p||^2 ||u_p||^2, sum_p ||J_p||^2 and min_p ||u_p||^2 of each sample."""
         J2, u2 = self.row_squares, self.patch_squares
         return (J2 * u2).sum((1, 2)), J2.sum((1, 2)), u2.amin((1, 2))
 
     @property
     def row_squares(self) -> Float[Tensor, "b g T"]:
-        """||J_p||_F^2, all outputs together."""
+        """Return ||J_p||_F^2 of each position, all outputs together."""
         if self._J2 is None:
             single = self.T == 1
             self._J2 = (
@@ -146,20 +146,20 @@ class Positions:
 
     @property
     def patch_squares(self) -> Float[Tensor, "b g T"]:
-        """||u_p||^2."""
+        """Return ||u_p||^2 of each position."""
         if self._u2 is None:
             self._u2 = _column_squares(self.u)
         return self._u2
 
     def doubts(self, sensitivity: Float[Tensor, " b"] | None) -> Bool[Tensor, " 2"]:
-        """Tell whether squares may leave float32, and whether some have vanished altogether.
+        """Return whether squares may leave float32, and whether some have vanished altogether.
 
-        Sums of squares take J^2 u^2; those of Eqs. 41 and 44 take (J u W)^2 and (A u)^2.
+        Sums of squares contain J^2 u^2; those of Eqs. 41 and 44 contain (J u W)^2 and (A u)^2.
 
         Args:
             sensitivity: ||A||_2 of each sample; None where only gradient norms are measured.
         """
-        if sensitivity is None:  # the squares are needed for nothing else
+        if sensitivity is None:  # no other quantity needs the squares
             return self._doubts_of_entries()
         J, u = (t.sum((1, 2)).sqrt() for t in (self.row_squares, self.patch_squares))
         W = largest_entry(self.W.flatten()[None]).double()
@@ -168,7 +168,7 @@ class Positions:
         return torch.stack([~squares_fit(torch.cat(sizes)), zero])
 
     def _doubts_of_entries(self) -> Bool[Tensor, " 2"]:
-        """The same from the largest entries: a norm lies between them and sqrt(size) times them."""
+        """Return the same flags from the largest entry m: a norm is between m and sqrt(size) m."""
         gradients, patches = self.store.flatten(1), self.u.flatten(1)
         J, u = largest_entry(gradients).double(), largest_entry(patches).double()
         upper_J, upper_u = J * gradients.shape[1] ** 0.5, u * patches.shape[1] ** 0.5
@@ -176,12 +176,12 @@ class Positions:
         return torch.stack([~fit, torch.zeros_like(fit)])
 
     def has_vanished(self) -> bool:
-        """Whether a sample has squares that are all 0 though its entries are not."""
+        """Whether a sample's squares are all 0 although its entries are not."""
         squares = ((self.row_squares, self.store), (self.patch_squares, self.u))
         return any(bool(t[s.sum((1, 2)) == 0].any()) for s, t in squares)
 
     def patch_rank(self, bias: bool) -> Float[Tensor, " b"]:
-        """The smallest singular value of the patches U, or [U, 1], over positions (theory 4.2)."""
+        """Return the smallest singular value of the patches U, or of [U, 1] (theory 4.2)."""
         U = self.u.double().mT  # [b, g, T, i]
         if bias:
             U = torch.cat([U, torch.ones_like(U[..., :1])], -1)
@@ -192,13 +192,13 @@ class Positions:
         if self.T > 1 and bool(poor.any()):
             s[poor] = torch.linalg.svdvals(U[poor])[..., -1]
         s = torch.where(s < rank_tolerance(self.u.dtype, *U.shape[-2:]) * top, 0.0, s)
-        # It divides a bound: what rounding may have added is taken off.
+        # A bound is divided by this value, so subtract what rounding may have added.
         rounding = 4 * rank_tolerance(torch.float64, *U.shape[-2:]) * top
         s = torch.where(s > 0, s - torch.where(poor, rounding, rounding * top / s), 0.0)
         return s.clamp(min=0).amin(1)
 
     def untied_norms(self) -> Float[Tensor, " b"]:
-        """||D^-1 C||_2 of each sample (upper end), D = diag_p sqrt(||u_p||^2 + 1), theory 4.1."""
+        """Return upper ends of ||D^-1 C||_2, D = diag_p sqrt(||u_p||^2 + 1) (theory 4.1)."""
         scale = (self.u.double().square().sum(2) + self.layer.bias_per_position).sqrt()
         return self.layer.untied_norms(scale)
 
@@ -206,9 +206,9 @@ class Positions:
 def widen_where_needed(
     calls: Sequence[Positions], sensitivities: Sequence[Float[Tensor, " b"] | None]
 ) -> None:
-    """Go on in float64 for calls whose squares or products may leave float32.
+    """Continue in float64 for calls whose squares or products may leave float32.
 
-    One look tells it for all calls: on a device each look makes the host wait.
+    All calls are decided by one read, because on a device each read makes the host wait.
 
     Args:
         calls: the calls of a chunk.
@@ -228,7 +228,7 @@ def widen_where_needed(
 
 
 def _column_squares(t: Float[Tensor, "b g f T"]) -> Float[Tensor, "b g T"]:
-    """The squared norm at each position, float64, in blocks that stay in the cache."""
+    """Return the squared norm at each position in float64, in blocks that fit the cache."""
     b, g, f, T = t.shape
     entries = tuning.BLOCK_ENTRIES
     samples, positions = max(1, entries // (g * f * T)), max(1, entries // (g * f))

@@ -1,9 +1,9 @@
-"""Derivatives that a precision cannot hold: they vanish, or cancel in rounding.
+"""Checks for derivatives that a precision cannot hold: they vanish, or cancel in rounding.
 
-A confident softmax is an example: its backward pass subtracts numbers that agree to all digits, so
-that a part of a small derivative is lost. Samples of a float32 network are then measured in
-float64. A network that is measured in half precision on request is refused. In float64 there is
-nothing wider to turn to, so the result has a note.
+A confident softmax is an example. Its backward pass subtracts numbers that agree in all digits, so
+part of a small derivative is lost. Samples of a float32 network are then measured in float64. For a
+network that is measured in half precision on request, an error is raised. In float64 there is no
+wider precision to turn to, so the result has a note.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from flatlens.passes.forward import Forward
 from flatlens.per_sample import LARGEST, norm_per_sample, used_by
 from flatlens.probes import InputProbe, LayerProbe, Probe
 
-SMALL = 1e-5  # a derivative below this may be what rounding left of larger numbers
+SMALL = 1e-5  # a derivative below this may be the rounding error of larger numbers
 LOST = 1e-2  # relative error of a derivative that has lost its digits
 LOGITS = "measure outputs that lie before the rounding, such as logits instead of probabilities"
 ROUNDED = f"some derivatives are mostly rounding, also in float64; {LOGITS}"
 
 
 class NeedsFloat64Error(FlatlensError):
-    """A derivative is lost in float32."""
+    """Raised if a derivative is lost in float32."""
 
     def __init__(self, sample: int) -> None:
         super().__init__(
@@ -49,7 +49,7 @@ class LostInFloat64Error(FlatlensError):
 
 
 class LostInHalfPrecisionError(FlatlensError):
-    """A derivative is lost in half precision."""
+    """Raised if a derivative is lost in half precision."""
 
     def __init__(self, sample: int, precision: torch.dtype) -> None:
         super().__init__(
@@ -59,7 +59,7 @@ class LostInHalfPrecisionError(FlatlensError):
 
 
 def check_not_vanishing(chunk: ChunkColumns, start: int, precision: torch.dtype) -> None:
-    """Refuse samples whose derivatives are below the normal numbers of their precision.
+    """Raise if derivatives are below the normal numbers of their precision.
 
     Args:
         chunk: the numbers of a network.
@@ -67,7 +67,7 @@ def check_not_vanishing(chunk: ChunkColumns, start: int, precision: torch.dtype)
         precision: the precision of the network, float32 or half.
 
     Raises:
-        NeedsFloat64Error: if a largest singular value has few digits for this reason.
+        NeedsFloat64Error: if the largest singular value of a sample has few digits for this reason.
         LostInHalfPrecisionError: the same of a network that is measured in half precision.
     """
     columns = [v[:, 0] for key, v in chunk.columns.items() if key[-1] == "singular"]
@@ -98,7 +98,7 @@ def small_derivatives(chunk: ChunkColumns, precision: torch.dtype) -> Bool[Tenso
 def lost_digits(forward: Forward) -> Bool[Tensor, " b"]:
     """Return the samples whose derivative along v + w is not the sum of those along v and w.
 
-    The outputs are split at random, so that outputs whose derivatives cancel fall apart.
+    The outputs are split at random, so that outputs whose derivatives cancel are separated.
     """
     f, edges = forward.f, [e for e in forward.edges if e.node in forward.graph.nodes]
     if not edges or f.shape[1] == 1:
@@ -117,10 +117,10 @@ def lost_digits(forward: Forward) -> Bool[Tensor, " b"]:
 
 
 def check_squares(p: Probe) -> None:
-    """Refuse a network with weights, activations or derivatives whose squares leave float64.
+    """Raise if squares of weights, activations or derivatives leave the range of float64.
 
     Raises:
-        FlatlensError: if a size is above 1e140, with the name of the sample.
+        FlatlensError: if a size is above 1e140; the message names the sample.
     """
     sizes = [("the input", p.input.x_norm), ("the derivative", p.input.singular[:, 0])]
     for layer in p.layers:
@@ -128,7 +128,7 @@ def check_squares(p: Probe) -> None:
         columns = (
             (f"the weight of {layer.name}", norm_per_sample(layer)),
             (f"the input of {layer.name}", layer.x_norm),
-            (f"the derivative by the input of {layer.name}", layer.singular[:, 0]),
+            (f"the derivative with respect to the input of {layer.name}", layer.singular[:, 0]),
         )
         sizes += [(what, np.where(absent, 0.0, values)) for what, values in columns]
     for what, values in sizes:
@@ -141,7 +141,7 @@ def check_squares(p: Probe) -> None:
 
 
 def rank_note(p: Probe) -> str:
-    """Say where the tolerance of a precision decides the rank, so that a volume is 0; else ""."""
+    """Describe where the tolerance of the precision decides the rank, so that a volume is 0."""
     if p.dtype == torch.float64 or p.sketch is not None:
         return ""
     names = ["the input"] if _lacks_rank(p.input) else []
@@ -160,12 +160,12 @@ def rank_note(p: Probe) -> str:
 
 
 def _lacks_rank(part: InputProbe | LayerProbe) -> bool:
-    """Whether some sample has fewer singular values than its derivative has room for."""
+    """Whether some sample's derivative lacks full rank."""
     room = np.full(len(part.rank), part.singular.shape[1])
     if isinstance(part, LayerProbe):
         room = np.minimum(room, part.M if part.entries is None else part.entries)
         room = np.where(used_by(part), room, 0)
-    # Where all values are 0 nothing is left to a tolerance.
+    # If all values are 0, the tolerance decides nothing.
     return bool(((part.rank >= 0) & (part.rank < room) & (part.singular[:, 0] > 0)).any())
 
 

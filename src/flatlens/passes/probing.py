@@ -1,4 +1,4 @@
-"""``probe`` and ``sketch``: look at a network once, exactly or by random directions."""
+"""``probe`` and ``sketch``: one pass over a network, exact or by random directions."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ def probe(
         model: any module; it is measured in evaluation mode and left exactly as it was.
         x: a tensor with samples first, a tuple (positional) or dict (by name) of tensors, or an
             iterable of batches; a pair from an iterable is read as (inputs, targets).
-        chunk: samples at a time, at most. By default chosen from the model. With 1 each is fed by
-            itself, also to a network in which those of a batch change one another.
+        chunk: samples at a time, at most. By default chosen from the model. With 1 each sample runs
+            alone, which also measures networks in which the samples of a batch affect one another.
         memory: bytes that the pass may use beyond the model and its inputs, instead of ``chunk``.
         output: key, index, attribute or function that selects f(x) from what the model returns.
         weight_norm: which norm is ``LayerProbe.norm``: "operator", "kernel" or "frobenius".
         exact_untied: also find ||D^-1 C||_2 of each convolution and sample (an iteration each) for
             the tightest form of the untied bound, ``bounds(p, exact=True)``.
-        inputs: names or places of the arguments that a derivative is taken by (``Probe.inputs``).
-            By default these are the floating-point tensors that the output depends on, or the
-            embeddings of integer tensors where there are none. A tensor of 0 and -inf, and an
-            ``attention_mask`` of two values, is a mask and left out unless it is named here.
+        inputs: names or positions of the arguments to differentiate with respect to
+            (``Probe.inputs``). By default these are the floating-point tensors that the output
+            depends on. If there are none, they are the embeddings of integer tensors. Masks are
+            left out unless they are named here: a tensor of 0 and -inf, or an ``attention_mask`` of
+            two values.
         precision: "wide" runs a half-precision network in float32. "model" runs it in its own
             precision, as in training, and a note says so: outputs and derivatives are rounded, but
             norms, spectra and sums of them are not. Inequalities whose proof needs more than that
@@ -95,19 +96,20 @@ def sketch(
 ) -> Probe:
     """Estimate what ``probe`` measures, from a few random output directions.
 
-    Where a head narrower than the outputs makes the exact pass as cheap, that one is taken.
+    If a narrow head makes the exact pass as cheap, the exact pass is run instead.
 
     Args:
-        model: as for ``probe``; so are x, chunk, memory, output, weight_norm, inputs and precision.
+        model: as in ``probe``; the same holds for x, chunk, memory, output, weight_norm, inputs and
+            precision.
         directions: random output directions per sample.
         seed: seed of the directions. A sample has its own directions, the same in any chunk, order
             or shard.
-        rtol: add directions until the relative standard error of the sharpness is at most this;
-            exact where that would take as many as all products.
+        rtol: add directions until the relative standard error of the sharpness is at most this. If
+            that takes no fewer products than the exact pass, the exact pass is run.
         top: singular values per sample and layer.
         tolerance: of Lanczos, relative to the squared singular value.
-        layers: False looks for singular values at the network's input alone, which is many times
-            cheaper; those of the layers, and so ``nmls``, and the local dimension are NaN.
+        layers: False computes singular values only at the network's input, which is many times
+            cheaper. Those of the layers, and therefore ``nmls``, and the local dimension are NaN.
 
     Returns:
         A probe with estimates and their standard errors (``Probe.sketch``).
@@ -139,17 +141,17 @@ def sketch(
 
 
 def check_inputs(inputs: Any) -> None:
-    """Refuse inputs that are no list of names and places."""
+    """Raise if ``inputs`` is not a list of names and positions."""
     listed = isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes)
     fine = listed and all(isinstance(i, str | int) and not isinstance(i, bool) for i in inputs)
     if inputs is not None and not fine:
         raise FlatlensError(
-            f"inputs={short_repr(inputs)} is no list; give names or places of arguments"
+            f"inputs={short_repr(inputs)} is not a list; give names or positions of arguments"
         )
 
 
 def check_arguments(model: Any, x: Any) -> None:
-    """Refuse what is no model and what holds no samples."""
+    """Raise if ``model`` is not a module or ``x`` holds no samples."""
     if not isinstance(model, nn.Module):
         raise FlatlensError(f"the model is a {type(model).__name__}; give a torch.nn.Module")
     for p in model.parameters():
@@ -162,10 +164,10 @@ def check_arguments(model: Any, x: Any) -> None:
 
 
 def refuse_without_float64(device: torch.device) -> None:
-    """Refuse a device that has no float64, in which spectra and sums are computed.
+    """Raise if a device has no float64, which spectra and sums need.
 
     Raises:
-        FlatlensError: for the device mps, the GPU of Apple computers.
+        FlatlensError: if the device is mps, the GPU of Apple computers.
 
     >>> refuse_without_float64(torch.device("cuda"))
     """

@@ -20,7 +20,7 @@ Gradients = Sequence[Tensor | None]
 def gradients(scalar: Tensor, edges: Sequence[GradientEdge], retain: bool) -> Gradients:
     """Return the derivatives of a scalar at each edge, none of them sparse.
 
-    Derivatives of a network in half precision come in float32, for what is computed from them.
+    Derivatives of a half-precision network are returned in float32.
     """
     if not edges:  # a network without parameters
         return []
@@ -50,9 +50,9 @@ class Products:
 
     Args:
         f: the outputs, [b, N].
-        edges: where the derivatives are wanted.
-        batched: whether to ask for several products in one call: a product of few rows waits for
-            the weights to be read.
+        edges: where to compute the derivatives.
+        batched: whether to compute several products in one call. A product of few rows spends its
+            time reading the weights.
     """
 
     def __init__(self, f: Tensor, edges: Sequence[GradientEdge], batched: bool) -> None:
@@ -64,7 +64,7 @@ class Products:
         """Yield (place in the span, derivatives at all edges) for each direction of ``span``.
 
         Args:
-            directions: [b, k, N]; None stands for each output by itself.
+            directions: [b, k, N]; None means each output separately.
             span: which directions.
             retain: whether the graph must outlive the last product.
         """
@@ -73,7 +73,7 @@ class Products:
                 yield from self._batched(directions, span)
                 return
             except RuntimeError:
-                self.batched = False  # some operation of the network cannot be batched
+                self.batched = False  # some operation has no batching rule
         for place, v in enumerate(span):
             picked = self.f[:, v] if directions is None else self.f * directions[:, v]
             yield place, gradients(picked.sum(), self.edges, retain or place + 1 < len(span))
@@ -81,16 +81,16 @@ class Products:
     def _batched(self, directions: Tensor | None, span: range) -> Iterator[tuple[int, Gradients]]:
         if directions is None:
             outputs = torch.arange(span.start, span.stop, device=self.f.device)
-            wanted = F.one_hot(outputs, self.f.shape[1]).to(self.f).unsqueeze(1)
+            output_directions = F.one_hot(outputs, self.f.shape[1]).to(self.f).unsqueeze(1)
         else:
-            wanted = directions[:, span.start : span.stop].movedim(1, 0)
+            output_directions = directions[:, span.start : span.stop].movedim(1, 0)
         place = 0
-        for several in wanted.split(max(1, tuning.BATCHED_ROWS // len(self.f))):
+        for several in output_directions.split(max(1, tuning.BATCHED_ROWS // len(self.f))):
             grads = torch.autograd.grad(
                 self.f,
                 self.edges,
                 several.expand(-1, *self.f.shape),
-                retain_graph=True,  # it may fail midway
+                retain_graph=True,  # kept, as it may fail midway
                 allow_unused=True,
                 is_grads_batched=True,
             )

@@ -1,4 +1,4 @@
-"""What a caller asks of a pass: frozen, and checked before anything runs."""
+"""The request of a caller: frozen, and checked before anything runs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SketchOptions:
                 f"directions={self.directions} give no standard error; use 2 or more"
             )
         if self.rtol is not None and not self.rtol > 0:
-            raise FlatlensError(f"rtol={self.rtol} is no relative error; give a positive number")
+            raise FlatlensError(f"rtol={self.rtol} is not a relative error; give a positive number")
         if self.top < 1:
             raise FlatlensError(
                 f"top={self.top} singular values cannot be found; ask for 1 or more"
@@ -63,13 +63,13 @@ class SketchOptions:
 
 @runtime_checkable
 class Root(Protocol):
-    """Rows by which the outputs of each sample are multiplied before they are measured."""
+    """A matrix per sample that multiplies the outputs before they are measured."""
 
     def transposed(self, f: Tensor, samples: slice) -> Tensor:
-        """The rows of each sample, [b, k, N]."""
+        """Return the transposed matrix of each sample, [b, k, N]."""
 
     def products(self, f: Tensor, samples: slice) -> RootProducts:
-        """Products with these matrices and their transposes."""
+        """Return products with these matrices and their transposes."""
 
 
 @dataclass(frozen=True)
@@ -78,18 +78,18 @@ class LossRoot:
 
     Attributes:
         loss: the loss.
-        y: targets of all samples, where the Hessian depends on them.
+        y: targets of all samples, if the Hessian depends on them.
     """
 
     loss: Loss
     y: Any = None
 
     def transposed(self, f: Tensor, samples: slice) -> Tensor:
-        """R^T of each sample, [b, k, N]."""
+        """Return R^T of each sample, [b, k, N]."""
         return self.loss.root(f, self._targets(samples)).mT
 
     def products(self, f: Tensor, samples: slice) -> RootProducts:
-        """Products with R and R^T, without either matrix."""
+        """Return products with R and R^T, which form neither matrix."""
         return self.loss.root_products(f, self._targets(samples))
 
     def _targets(self, samples: slice) -> Any:
@@ -102,14 +102,14 @@ class Request:
 
     Attributes:
         method: "exact", "sketch", or "auto" to choose by cost.
-        inputs: names or places of the arguments that a derivative is taken by; None decides by
-            their type and by whether the output depends on them.
-        output: what of the model's result is f(x): a key, an index, an attribute or a function.
+        inputs: names or positions of the arguments to differentiate with respect to; None chooses
+            floating-point arguments that the output depends on.
+        output: selects f(x) from the model's result: a key, an index, an attribute or a function.
         chunk: samples at a time, at most.
         memory: bytes that the pass may use beyond the model and its inputs.
-        root: root R of the Hessian of a loss, where R^T f is measured in place of f.
+        root: root R of the Hessian of a loss, if R^T f is measured instead of f.
         weight_norm: which norm is ``LayerProbe.norm``.
-        needs: what the pass must compute, as named in ``passes.needs``. It computes no more.
+        needs: names of ``passes.needs`` that the pass computes; it computes nothing else.
         exact_untied: whether ||D^-1 C||_2 is asked for.
         budget: seconds that an exact pass may take under "auto".
         sketch: how a sketch estimates.
@@ -142,7 +142,7 @@ class Request:
 
     @property
     def needs_layers(self) -> bool:
-        """Whether something is asked of single layers."""
+        """Whether some need concerns single layers."""
         return not self.needs <= WITHOUT_LAYERS
 
     @property
@@ -152,7 +152,7 @@ class Request:
 
     @property
     def asked_norms(self) -> AskedNorms:
-        """Which norms of weights are asked for; an operator norm may take an iteration."""
+        """The norms of weights that are asked for; an operator norm may take an iteration."""
         chosen = WEIGHT_NORMS in self.needs and self.weight_norm == "operator"
         if chosen or OPERATOR_NORMS in self.needs:
             return "all"
@@ -160,5 +160,5 @@ class Request:
 
     @property
     def asked(self) -> tuple[str, ...] | None:
-        """What was asked for, as ``Probe.asked``; None where that is everything."""
+        """The needs as ``Probe.asked`` holds them; None if everything is asked for."""
         return None if self.needs == EVERYTHING else tuple(sorted(self.needs))

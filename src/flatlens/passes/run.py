@@ -1,4 +1,4 @@
-"""Look at a network once: choose, arrange, measure chunk by chunk, assemble a Probe.
+"""One pass over a network: choose, arrange, measure chunk by chunk, assemble a Probe.
 
 Samples go through in chunks, so memory does not grow with n.
 """
@@ -55,12 +55,12 @@ from flatlens.per_sample import without_squares
 from flatlens.probes import Probe
 
 NO_SAMPLES = "there are no samples (n = 0); give at least one"
-GROUP = 8  # samples that are run together where each is measured alone
+GROUP = 8  # samples of one forward pass when each is measured alone
 
 
 @runtime_checkable
 class Strategy(Protocol):
-    """Measures one chunk of samples after another."""
+    """A way to measure one chunk of samples after another."""
 
     def run(self, inputs: Inputs, plan: CapturePlan, start: int = 0) -> Forward:
         """Run the network once."""
@@ -78,13 +78,13 @@ def look(
     request: Request,
     make_strategy: MakeStrategy | None = None,
 ) -> Probe:
-    """Measure a network on batches of inputs, taken as they come.
+    """Measure a network on batches of inputs, which are read one after another.
 
     Args:
         model: any module; it is measured in evaluation mode and left exactly as it was.
         batches: inputs with samples first.
         request: what is asked for.
-        make_strategy: makes the strategy; None takes the one that the request chooses.
+        make_strategy: creates the strategy; None creates the one that the request chooses.
 
     Raises:
         FlatlensError: if the network cannot be measured, with the reason.
@@ -122,7 +122,7 @@ def _look(
     notes: list[str],
     make_strategy: MakeStrategy | None,
 ) -> Probe:
-    """Measure a network in one precision; with ``notes`` its inputs are brought to it."""
+    """Measure a network in one precision; with ``notes`` its inputs are converted to it."""
     with untouched(model):
         named = list(model.named_parameters())
         if first_batch is None:
@@ -135,25 +135,25 @@ def _look(
             try:
                 pass_.take(batch.floats(dtype, own) if notes else batch)
             except Exception as error:
-                mark_late(error)  # what came before cannot be asked for again
+                mark_late(error)  # earlier batches cannot be read again
                 raise
         return pass_.finish().with_notes(*notes)
 
 
 class _Pass:
-    """Feeds batches to a strategy, chunk by chunk.
+    """A pass in progress, which feeds batches to a strategy, chunk by chunk.
 
     Attributes:
         choice: how the network is measured; None before the first batch.
-        inputs: which arguments a derivative is taken by; None before the first batch.
-        arrangement: where the samples lie; None before the first batch.
+        inputs: the arguments to differentiate with respect to; None before the first batch.
+        arrangement: where each tensor keeps its samples; None before the first batch.
         strategy: measures a chunk.
-        table: the numbers so far.
+        table: the columns of all samples so far.
         attempts: decides when the checks of a chunk are read.
-        unchecked: a batch whose values are still to be checked, or None.
-        chains: the layers and Lipschitz maps from the input to the output, of each chunk.
-        group: samples that are run together, to see that they are independent, where each one is
-            measured alone.
+        unchecked: a batch whose values are not checked yet, or None.
+        chains: for each chunk, the layers and Lipschitz maps from the input to the output.
+        group: number of samples that run together, to check that they are independent, when each
+            one is measured alone.
         notes: what the user should know.
     """
 
@@ -188,7 +188,7 @@ class _Pass:
         try:
             self._take(inputs)
         except ExactIsCheaperError as why:
-            # The first chunk tells how many directions rtol takes. An exact pass takes no more.
+            # The first chunk shows how many directions rtol takes; an exact pass takes no more.
             sketch = replace(self.request.sketch, directions=why.directions)
             self.request = replace(self.request, method="sketch", sketch=sketch)
             self.choice = None
@@ -223,7 +223,7 @@ class _Pass:
             self.strategy.commit(numbers)
 
     def _measure_each(self, group: Inputs) -> None:
-        """Measure samples one at a time; outputs of the whole group must be those of each alone."""
+        """Measure samples one at a time; their outputs must equal those of the whole group."""
         each = []
         for i in range(group.n):
             columns = self._measure(group.take(slice(i, i + 1)))
@@ -239,7 +239,7 @@ class _Pass:
         return torch.cat([self.subject.outputs_alone(inputs) for inputs in one_by_one])
 
     def _begin(self, inputs: Inputs) -> None:
-        """Look at one sample, choose the strategy and the chunk, and arrange the samples."""
+        """Run one sample, choose the strategy and the chunk, and arrange the samples."""
         self.inputs, solo = choose_inputs(
             self.subject.model,
             inputs.take(slice(0, 1)),
@@ -253,13 +253,15 @@ class _Pass:
         self.choice = choose(self.subject, self.request, solo, inputs.n)
         self.notes += [why for why in (self.choice.why, self.choice.kernels.why) if why]
         if not any(edge.node in solo.graph.nodes for edge in solo.edges):
-            self.notes.append("no derivative by the input (detached, or under no_grad): it is 0")
+            self.notes.append(
+                "no derivative with respect to the input (detached, or under no_grad): it is 0"
+            )
         self.strategy = self._strategy(self.choice)
-        if self.make_strategy is None:  # a strategy of another door may not measure a chunk twice
+        if self.make_strategy is None:  # another caller's strategy may not measure a chunk twice
             self.attempts.begin(solo.f)
-        # chunk=1 of the user measures each alone, also where samples change one another.
-        # A group's forward pass keeps no activations and no rows: a few samples need about as much
-        # memory as one that is measured.
+        # With chunk=1 from the user each sample is measured alone, even if samples change one
+        # another. A group's forward pass stores no activations and no rows, so a few samples need
+        # about as much memory as one sample that is measured.
         self.group = 1 if self.request.chunk == 1 else GROUP
         asked, chunk = self.request.chunk, self.choice.chunk
         self.arrangement = arrange(self.subject, self.strategy.run, inputs, solo, chunk, asked)
@@ -288,18 +290,18 @@ class _Pass:
         self.arrangement = self.arrangement.one_at_a_time(why)
 
     def _measure(self, inputs: Inputs) -> ChunkColumns:
-        """Measure a chunk; on a device the host waits once for its checks."""
+        """Measure a chunk; on a device the host waits only once for all checks."""
         chunk = self.attempts.measure(partial(self._run_and_measure, inputs))
         self.unchecked = None
         return chunk
 
     def _check_inputs(self) -> None:
-        """Refuse values of the batch that are not finite."""
+        """Raise if the batch has values that are not finite."""
         for t in [] if self.unchecked is None else self.unchecked.floating:
             check_finite(t, self.table.n, "input")
 
     def _run_and_measure(self, inputs: Inputs) -> ChunkColumns:
-        """Run a chunk, see that its samples are independent, and measure it."""
+        """Run a chunk, check that its samples are independent, and measure it."""
         assert self.strategy is not None
         self._check_inputs()
         forward = self._forward(inputs)
@@ -328,9 +330,9 @@ class _Pass:
         return chunk
 
     def _chain(self, forward: Forward, layouts: Layouts) -> UnreadChain | None:
-        """See whether the network is a chain of layers and Lipschitz maps."""
+        """Find the chain of layers and Lipschitz maps that the network is, if it is one."""
         if self.request.root is not None or CHAIN not in self.request.needs:
-            return None  # of R^T f nothing is known
+            return None  # the chain of R^T f is unknown
         calls, _ = reaching_calls(forward, layouts)
         return find_chain(forward.f, forward.graph, forward.edges, calls)
 
@@ -339,7 +341,7 @@ class _Pass:
         refuse_lost(lost_digits(self._forward(inputs)), self.table.n, self.subject.dtype)
 
     def _check_digits(self, inputs: Inputs, chunk: ChunkColumns, layouts: Layouts) -> None:
-        """See that small derivatives have their digits."""
+        """Check that small derivatives have their digits."""
         wide, start = self.subject.dtype == torch.float64, self.table.n
         if not wide:
             check_not_vanishing(chunk, start, self.subject.dtype)
@@ -356,7 +358,7 @@ class _Pass:
             if self.subject.half is None:
                 plan = self.arrangement.plan
                 self._note_once(check_zeros(self.subject, inputs, plan, layouts, start))
-            else:  # it was asked for as it is
+            else:  # half precision was asked for
                 self._note_once(ZERO_IN_HALF_PRECISION)
 
     def _note_once(self, note: str) -> None:
@@ -364,7 +366,7 @@ class _Pass:
             self.notes.append(note)
 
     def _forward(self, inputs: Inputs) -> Forward:
-        """Run a chunk; where it overwrites tensors that the trial did not, clone all of them."""
+        """Run a chunk; if it overwrites tensors that the trial did not, clone all tensors."""
         assert self.strategy is not None
         assert self.arrangement is not None
         plan = self.arrangement.plan
@@ -398,7 +400,7 @@ class _Pass:
 
 
 def _chunks(n: int, chunk: int) -> Iterator[slice]:
-    """Split n samples into chunks of nearly equal size: a small last chunk costs as much."""
+    """Split n samples into chunks of nearly equal size, as a small last chunk costs as much."""
     starts = range(0, n, -(-n // -(-n // chunk)))
     with _progress(len(starts)) as advance:
         for s in starts:

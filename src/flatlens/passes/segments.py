@@ -35,18 +35,18 @@ WHOLE_NUMBERS = ("rank", "rank_through", "slot")
 class Segment:
     """The numbers of samples that have the same columns.
 
-    They go into few large tables: hundreds of small tensors, allocated while the large ones of a
-    chunk are there, would scatter over the heap and keep it from being reused.
+    They are stored in few large tables. Hundreds of small tensors, allocated beside the large ones
+    of a chunk, would fragment the heap.
 
     Attributes:
-        room: samples that are expected; a new table has room for them.
+        room: expected number of samples, for which a new table allocates memory.
     """
 
     def __init__(self, shapes: Shapes, room: int) -> None:
         self.shapes, self.room = shapes, room
         self._tables: list[Tensor] = []
         self._filled = 0  # rows of the last table
-        self._spans: list[tuple[int, int]] = []  # first sample, and how many
+        self._spans: list[tuple[int, int]] = []  # first sample and number of samples
         self._n = 0
 
     def add(self, start: int, columns: list[Tensor]) -> None:
@@ -64,16 +64,16 @@ class Segment:
         self._n += samples
 
     def _trim(self) -> None:
-        """Leave out the rows of the last table that are not filled."""
+        """Cut off the rows of the last table that are not filled."""
         if self._tables:
             self._tables[-1] = self._tables[-1][: self._filled]
 
     def samples(self) -> Array:
-        """The numbers of its samples."""
+        """Return the indices of its samples."""
         return np.concatenate([np.arange(start, start + k) for start, k in self._spans])
 
     def arrays(self) -> Arrays:
-        """The columns of its samples."""
+        """Return the columns of its samples."""
         self._trim()
         tables, start = self._tables, 0
         table = (tables[0] if len(tables) == 1 else torch.cat(tables)).cpu().numpy()
@@ -88,11 +88,11 @@ class Segment:
 
 
 def aligned(segments: list[tuple[Array, Arrays]], n: int) -> Arrays:
-    """Put segments together: a sample without a column gets the neutral value of that column.
+    """Join segments; a sample without a column gets the neutral value of that column.
 
     Args:
-        segments: the numbers of the samples, and their columns.
-        n: samples in all.
+        segments: the segments, each with its samples and columns.
+        n: number of all samples.
     """
     together: Arrays = {}
     for owner in dict.fromkeys(owner for _, arrays in segments for owner in arrays):
@@ -119,7 +119,7 @@ def _aligned_owner(
 
 
 def filled_up(pieces: list[tuple[Array, Array]], n: int, absent: float) -> Array:
-    """One array of all samples from arrays of some of them, as wide as the widest.
+    """Build one array of all samples from arrays of some samples, as wide as the widest.
 
     >>> filled_up([(np.array([1]), np.array([[5.0]])), (np.array([0]), np.ones((1, 2)))], 3, 0.0)
     array([[1., 1.],
@@ -135,7 +135,7 @@ def filled_up(pieces: list[tuple[Array, Array]], n: int, absent: float) -> Array
 
 
 def complete(owner: str, arrays: dict[str, Array], n: int) -> dict[str, Any]:
-    """Fill in the columns that a pass did not measure, as they are declared."""
+    """Fill in the columns that a pass did not measure with their declared default."""
     filled: dict[str, Any] = dict(arrays)
     for name, declaration in COLUMNS[owner].items():
         if name in filled or not declaration.samples:

@@ -1,8 +1,8 @@
 """Estimate a chunk from a few random output directions, for networks with many outputs.
 
 - Sums of squares (sharpness, its split, untied and adaptive) are means over random output
-  directions v of +-1: E ||grad (v . f)||^2 = ||grad f||_F^2. They need first derivatives only and
-  go through the same rules as the exact pass; the spread over directions is the standard error.
+  directions v of +-1: E ||grad (v . f)||^2 = ||grad f||_F^2. They need only first derivatives and
+  use the same code as the exact pass. The spread over directions gives the standard error.
 - Spectra come from Lanczos (``sketched_spectra``), which needs products with the Jacobian as well
   (``forward_products``). Attention runs the kernels that ``kernels`` chooses.
 """
@@ -56,13 +56,13 @@ from flatlens.passes.standard_errors import (
 from flatlens.probes import Probe, Sketch
 
 MAX_DIRECTIONS = 4096
-# These are means or maxima over random directions; the others need one product or none.
+# Quantities that are means or maxima over random directions; others need at most one product.
 OVER_DIRECTIONS = BACK_TO_PARAMETERS | BESIDE_LAYERS | {INPUT_INVARIANT, LAYER_SPECTRA}
 BY_LANCZOS = frozenset({INPUT_TOP, LAYER_TOPS})
 
 
 class ExactIsCheaperError(Exception):
-    """The first chunk shows that rtol takes ``directions``, no fewer than all products."""
+    """Raised if rtol takes ``directions``, which are no fewer than all products."""
 
     def __init__(self, directions: int) -> None:
         super().__init__(directions)
@@ -71,15 +71,15 @@ class ExactIsCheaperError(Exception):
 
 @dataclass(frozen=True)
 class _ChunkEstimate:
-    """What a chunk says of its standard errors.
+    """The contribution of one chunk to the standard errors.
 
     Attributes:
         replicates: sums over its samples, by direction.
-        moments: mean of the sharpness over directions and its variance; None where not asked for.
+        moments: mean and variance of the sharpness over directions; None if it is not asked for.
         spread: summed squared standard errors of the samples' participation ratios.
         converged: whether every largest singular value met the tolerance, on its device.
-        input_error: how far sigma_1 at the input may be off, summed over samples.
-        layer_error: the same at layers, summed over samples and layers.
+        input_error: largest error of sigma_1 at the input, summed over samples.
+        layer_error: largest error of sigma_1 at layers, summed over samples and layers.
     """
 
     replicates: Replicates
@@ -91,7 +91,7 @@ class _ChunkEstimate:
 
 
 class SketchStrategy:
-    """The strategy that estimates.
+    """The strategy that estimates from random output directions.
 
     Args:
         subject: the network.
@@ -115,15 +115,15 @@ class SketchStrategy:
         self.products = products
         self.streams = SampleStreams(request.sketch.seed)
         self.chunks: list[_ChunkEstimate] = []
-        self._latest: _ChunkEstimate | None = None  # of the chunk that was measured last
+        self._latest: _ChunkEstimate | None = None  # belongs to the chunk measured last
 
     @property
     def replicates(self) -> list[Replicates]:
-        """Sums over samples by direction, of each chunk."""
+        """Sums over samples for each direction, one entry per chunk."""
         return [chunk.replicates for chunk in self.chunks]
 
     def expect(self, inputs: Inputs, start: int) -> None:
-        """Read a batch whose first sample has the number ``start``: it seeds its directions."""
+        """Seed the directions of a batch from its samples; the first has the index ``start``."""
         self.streams.expect(inputs, start)
 
     def run(self, inputs: Inputs, plan: CapturePlan, start: int = 0) -> Forward:
@@ -158,7 +158,7 @@ class SketchStrategy:
         return replace(chunk, columns=columns)
 
     def set_up(self, forward: Forward, layouts: Layouts) -> tuple[Setup, Signs]:
-        """Plan a chunk for one direction at a time, and draw from every sample's own stream."""
+        """Plan a chunk for one direction at a time, and open the stream of each sample."""
         f = forward.f
         setup = set_up(
             forward, layouts, self.subject.named, self.buffers,
@@ -173,7 +173,7 @@ class SketchStrategy:
     # -- means over directions -------------------------------------------------------------------
 
     def means(self, setup: Setup, signs: Signs) -> tuple[ChunkColumns, _ChunkEstimate]:
-        """Average over directions; sums over samples are remembered by direction."""
+        """Average over directions, and store the sums over samples for each direction."""
         replicates, sums, needs = Replicates(), _Sums(), self.needs
         rtol = self.request.sketch.rtol
         at_a_time = self.request.sketch.directions
@@ -181,11 +181,11 @@ class SketchStrategy:
             for _ in range(at_a_time):
                 direction = signs.to_outputs(signs.next()).unsqueeze(1)
                 chunk = _one_direction(setup, direction, needs)
-                needs -= {PATCH_RANKS}  # they do not depend on the direction
+                needs -= {PATCH_RANKS}  # they do not depend on directions
                 sums.add(chunk)
                 replicates.add(chunk.columns)
                 if not needs & OVER_DIRECTIONS:
-                    signs.skip(at_a_time - 1)  # Lanczos starts from the same numbers as always
+                    signs.skip(at_a_time - 1)  # Lanczos then starts from the same numbers
                     break
             if rtol is None:
                 return sums.mean(), _ChunkEstimate(replicates)
@@ -200,11 +200,11 @@ class SketchStrategy:
 
     @property
     def limit(self) -> int:
-        """Most directions per chunk."""
+        """The largest number of directions per chunk."""
         return min(MAX_DIRECTIONS, self.products)
 
     def _directions_needed(self, mean: float, variance: float, rtol: float) -> float:
-        """About how many directions of this chunk make all samples so far known to ``rtol``.
+        """Estimate the directions of this chunk that reach ``rtol`` for all samples so far.
 
         Args:
             mean: mean of the chunk's sharpness over directions, summed over samples.
@@ -220,7 +220,7 @@ class SketchStrategy:
         return max(float(FEWEST), variance / target) if target > 0 else np.inf
 
     def commit(self, numbers: list[int]) -> None:
-        """Count the chunk that was measured last; ``numbers`` has the slot of each of its calls."""
+        """Add the chunk that was measured last; ``numbers`` holds the slot of each of its calls."""
         assert self._latest is not None
         self._latest.replicates.count_layers_by_slot(numbers)
         self.chunks.append(self._latest)
@@ -229,7 +229,7 @@ class SketchStrategy:
     # -- standard errors -------------------------------------------------------------------------
 
     def with_errors(self, probe: Probe) -> Probe:
-        """Add the standard errors of what was estimated."""
+        """Return the probe with the standard errors of its estimates."""
         notes, options = [], self.request.sketch
         replicates = self.replicates
         spread, converged = self._spectra()
@@ -244,7 +244,7 @@ class SketchStrategy:
         if not converged:
             notes.append(
                 f"Lanczos did not meet tolerance={options.tolerance} in "
-                f"{sketched_spectra.MAX_STEPS} steps: largest singular values are lower ends"
+                f"{sketched_spectra.MAX_STEPS} steps: largest singular values are lower bounds"
             )
         directions = options.directions
         if self.needs & OVER_DIRECTIONS:
@@ -260,17 +260,17 @@ class SketchStrategy:
         return float(spread), not flags or bool(torch.stack(flags).all())
 
     def _product_errors(self) -> ProductErrors:
-        """Return what errors of products make of the largest singular values of all chunks."""
+        """Return the errors of the largest singular values that errors of products cause."""
         at_input = sum(c.input_error for c in self.chunks if c.input_error is not None)
         at_layers = sum(c.layer_error for c in self.chunks if c.layer_error is not None)
         return ProductErrors(float(at_input), float(at_layers))
 
 
 def _needs_of_a_sketch(request: Request) -> frozenset[str]:
-    """What a sketch computes for a request.
+    """Return the needs that a sketch computes for a request.
 
-    A relative error is one of the sharpness. Random numbers are drawn for the input before they are
-    for layers, whose first one often is at the input.
+    ``rtol`` needs the sharpness. Layers need the input's values, because random numbers are drawn
+    for the input first, and the first layer is often at the input.
     """
     needs = request.needs
     if request.sketch.rtol is not None:
@@ -279,7 +279,7 @@ def _needs_of_a_sketch(request: Request) -> frozenset[str]:
 
 
 def _one_direction(setup: Setup, direction: Tensor, needs: frozenset[str]) -> ChunkColumns:
-    """The columns of one random direction, [b, 1, N]: those of a network with that one output."""
+    """Return the columns of a network whose one output is a random direction, [b, 1, N]."""
     for positions in setup.positions:
         positions.begin(1)
 
@@ -289,7 +289,7 @@ def _one_direction(setup: Setup, direction: Tensor, needs: frozenset[str]) -> Ch
     rows_by_edge = collect(setup, direction, range(1), True, take)
     chunk = all_columns(setup, rows_by_edge, needs)
     if LAYER_SPECTRA in needs:
-        for i in range(len(setup.positions)):  # of one row, the singular value is the norm
+        for i in range(len(setup.positions)):  # the singular value of one row is its norm
             norm = chunk.columns["layer", i, "singular"][:, 0]
             chunk.columns["layer", i, "energy"] = norm.square()
     return chunk
@@ -319,7 +319,7 @@ class _Sums:
             self.chunk.sums[name] = self.chunk.sums[name] + total
 
     def mean(self) -> ChunkColumns:
-        """The columns, with means over directions where they are means."""
+        """Return the columns, averaged over directions where ``probes`` declares a mean."""
         assert self.chunk is not None
         columns: dict[Key, Tensor] = {
             key: column / self.count if over_directions(key) == "mean" else column

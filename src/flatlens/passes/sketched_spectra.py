@@ -4,10 +4,10 @@ The largest singular values come from block Lanczos on A A^T per sample and laye
 A from ``forward_products``. The participation ratio is (tr G)^2 / tr G^2 of G = A A^T, both from
 random directions.
 
-Where products have an error, Lanczos finds the space and gradients alone give the values: for unit
-vectors u, ||A^T u|| never exceeds the largest singular value. Lanczos then sees A A^T + E, so that
-sigma^2 is known up to its residual and ||E||, which is at most the root of the products' summed
-squared errors.
+If products have an error, Lanczos finds the space and gradients alone give the values: for unit
+vectors u, ||A^T u|| never exceeds the largest singular value. Lanczos then works on A A^T + E, so
+the error of sigma^2 is at most its residual plus ||E||. The norm ||E|| is at most the root of the
+products' summed squared errors.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ LAYER_MOMENTS = 4  # random directions for a layer's participation ratio
 
 
 class SpectrumFinder:
-    """Finds the spectra of one chunk.
+    """The computation of the spectra of one chunk.
 
     Attributes:
-        columns: what was found, by key.
+        columns: the results, by key.
         spread: squared standard error of each sample's participation ratio at the input.
         converged: whether every largest singular value met the tolerance, on its device.
-        input_error: summed over samples, how far sigma_1 at the input may be off; 0 where products
-            have no error.
-        layer_error: the same, summed over layers.
+        input_error: largest error of sigma_1 at the input, summed over samples; 0 if products have
+            no error.
+        layer_error: largest error of sigma_1 at layers, summed over samples and layers.
         products: products with the Jacobian.
     """
 
@@ -93,12 +93,12 @@ class SpectrumFinder:
         self.columns |= {("layer", call, name): values for name, values in columns.items()}
 
     def _look(self, edges: list[int], moments: int, whole: bool) -> dict[str, Tensor]:
-        """Look at the derivative at some edges, once.
+        """Compute the spectrum of the derivative at some edges, once.
 
         Args:
             edges: the numbers of the edges.
             moments: random directions for the participation ratio.
-            whole: whether the ratio is asked for; else its directions are only drawn.
+            whole: whether the ratio is asked for; if not, its directions are drawn and discarded.
         """
         key, plan = tuple(edges), self.setup.plan
         if key not in self._by_edges:
@@ -117,7 +117,7 @@ class SpectrumFinder:
     def _spectrum(
         self, gram: GramProduct, shape: tuple[int, int], top: int, moments: int
     ) -> dict[str, Tensor]:
-        """Top singular values (NaN beyond), and the participation ratio from random directions."""
+        """Compute the top singular values (the others are NaN) and the participation ratio."""
         looked: list[tuple[Tensor, Tensor]] = []
 
         def product(v: Tensor) -> Tensor:
@@ -134,15 +134,15 @@ class SpectrumFinder:
         self.converged = self.converged & result.converged.all()
         limit = rank_tolerance(precision, *shape)
         within = error + result.residual[:, 0]  # of sigma^2
-        off = torch.where(error > 0, within / (2 * largest), 0.0) / gram.scale
+        sigma_error = torch.where(error > 0, within / (2 * largest), 0.0) / gram.scale
         values = _small_values(result.values / gram.scale[:, None], looked, gram, limit)
         looked.clear()
         singular = values.new_full((len(values), min(shape)), torch.nan)
         known = torch.where(result.converged, values, torch.nan)
-        known[:, 0] = values[:, 0]  # the largest is given with its flag
+        known[:, 0] = values[:, 0]  # kept also if it did not converge
         singular[:, : known.shape[1]] = known
         unknown = _unknown(len(singular), min(shape), singular.device)
-        known_columns = {**unknown, "singular": singular, "singular_error": off}
+        known_columns = {**unknown, "singular": singular, "singular_error": sigma_error}
         if moments == 0:
             return known_columns
         dimension, spread = _participation_ratio(gram, self.signs, moments)
@@ -152,12 +152,12 @@ class SpectrumFinder:
 class GramProduct:
     """The product v -> A A^T v: a gradient A^T v, and the product of A with it.
 
-    A is df/dx at the edges, or R^T df/dx for a loss. The product is that of ``scale`` A, because
-    squares of a small or large A are no float32.
+    A is df/dx at the edges, or R^T df/dx for a loss. The product is taken with ``scale`` A, because
+    squares of a small or large A leave float32.
 
     Attributes:
         scale: a power of two for each sample, from the first product.
-        errors: the norm of each product's error by sample, where products have one.
+        errors: the norm of each product's error for each sample, if products have errors.
     """
 
     def __init__(
@@ -194,27 +194,27 @@ class GramProduct:
         return _exact_along(v, w, self._energy(g))
 
     def _times(self, g: Sequence[Tensor], factors: Tensor) -> tuple[Tensor, Tensor | None]:
-        """A g with R^T of a loss, and its error; None where that is rounding."""
+        """Return A g, or R^T A g for a loss, and its error, which is None if it is rounding."""
         w, error = self.products.times(self.numbers, g)
         # A second derivative can be NaN where the first one is finite.
         check_finite(w, self.start, f"{self.products.way.name} (Lanczos needs it)")
         return self.signs.from_outputs(w) * factors[:, None], error
 
     def _energy(self, g: Sequence[Tensor]) -> Float[Tensor, " b"]:
-        """||g||^2 of each sample."""
+        """Return ||g||^2 of each sample."""
         pairs = self._with_layouts(g)
         batch = len(self.scale)
         energy = [split(t, k, batch).flatten(1).double().square().sum(1) for t, k in pairs]
         return torch.stack(energy).sum(0)
 
     def error_norm(self) -> Float[Tensor, " b"]:
-        """At most how far the operator of all products so far is from A A^T, in norm."""
+        """Return an upper bound of ||E||; A A^T + E is the operator of all products so far."""
         if not self.errors:
             return torch.zeros_like(self.scale)
         return torch.stack(self.errors).square().sum(0).sqrt()
 
     def jacobian_rows(self, v: Tensor) -> Tensor:
-        """A^T v of each sample, [b, entries]."""
+        """Return A^T v of each sample, [b, entries]."""
         pairs = self._with_layouts(tuple(t.detach() for t in self._onto(v)))
         return side_by_side([split(g, layout, len(v)).flatten(1) for g, layout in pairs])
 
@@ -227,14 +227,14 @@ class GramProduct:
 
 
 def _exact_along(v: Tensor, w: Tensor, energy: Float[Tensor, " b"]) -> Tensor:
-    """Make w = A A^T v exact along v, where it is ||A^T v||^2, the ``energy``."""
+    """Make w = A A^T v exact along v, where the exact value is ``energy`` = ||A^T v||^2."""
     wide, length = w.double(), v.double().square().sum(1)
     missing = torch.where(length > 0, (energy - (v.double() * wide).sum(1)) / length, 0.0)
     return (wide + missing[:, None] * v.double()).to(w)
 
 
 def _participation_ratio(gram: GramProduct, signs: Signs, moments: int) -> tuple[Tensor, Tensor]:
-    """The participation ratio of each sample by jackknife, and its squared standard error."""
+    """Estimate each sample's participation ratio and squared standard error by jackknife."""
     traces, squares, before = [], [], len(gram.errors)
     for _ in range(moments):
         v = signs.next()
@@ -243,27 +243,27 @@ def _participation_ratio(gram: GramProduct, signs: Signs, moments: int) -> tuple
         squares.append(w.square().sum(1))
     trace, square = torch.stack(traces, 1), torch.stack(squares, 1)  # [b, moments]
     traces_sum, squares_sum = trace.sum(1, keepdim=True), square.sum(1, keepdim=True)
-    whole = _ratio(traces_sum[:, 0], squares_sum[:, 0], moments)
+    full_ratio = _ratio(traces_sum[:, 0], squares_sum[:, 0], moments)
     without = _ratio(traces_sum - trace, squares_sum - square, moments - 1)
-    dimension = moments * whole - (moments - 1) * without.mean(1)  # jackknife: less bias
+    dimension = moments * full_ratio - (moments - 1) * without.mean(1)  # jackknife: less bias
     spread = (without - without.mean(1, keepdim=True)).square().sum(1)
     spread = (moments - 1) / moments * spread
     if len(gram.errors) > before:
-        # The trace is exact. ||w||^2 is off by at most 2 ||w|| e + e^2 for an error of norm e.
+        # The trace is exact. An error of norm e changes ||w||^2 by at most 2 ||w|| e + e^2.
         e = torch.stack(gram.errors[before:], 1)
-        off = (2 * square.sqrt() * e + e.square()).sum(1)
-        share = torch.where(squares_sum[:, 0] > 0, off / squares_sum[:, 0], 0.0)
+        square_error = (2 * square.sqrt() * e + e.square()).sum(1)
+        share = torch.where(squares_sum[:, 0] > 0, square_error / squares_sum[:, 0], 0.0)
         spread = spread + (dimension * share).square()
     return dimension, spread
 
 
 def _ratio(trace: Tensor, square: Tensor, count: int) -> Tensor:
-    """(mean trace)^2 / mean square, from sums over ``count`` terms; 0 where both are 0."""
+    """Return (mean trace)^2 / mean square, from sums over ``count`` terms; 0 if both are 0."""
     return torch.where(square > 0, trace.square() / (square * count), 0.0)
 
 
 def _unknown(b: int, r: int, device: torch.device) -> dict[str, Tensor]:
-    """The columns of a spectrum that nobody asked for."""
+    """Return NaN columns for a spectrum that was not asked for."""
     options: Any = {"dtype": torch.float64, "device": device}
     return {
         "singular": torch.full((b, r), torch.nan, **options),
@@ -279,11 +279,11 @@ def _small_values(
 ) -> Tensor:
     """Replace singular values that A A^T cannot tell from zero by those of A itself.
 
-    A A^T squares the condition, so that a zero comes out as sqrt(eps) of the largest. The vectors
-    of Lanczos span the space that was seen: A^T times their top combinations has zeros where A has,
-    and values below ``tolerance`` of the largest are zero (theory 3). The others are lower ends:
-    below 1e-7 of the largest (float32: 1e-3) Lanczos may not have met all of their vectors. Where
-    products have an error, all values are taken from A.
+    A A^T squares the condition number, so a zero appears as sqrt(eps) of the largest value. The
+    vectors of Lanczos span the space that it explored. A^T times their top combinations has zeros
+    where A has, and values below ``tolerance`` of the largest are zero (theory 3). The others are
+    lower ends, because below 1e-7 of the largest (float32: 1e-3) Lanczos may have missed some of
+    their vectors. If products have an error, all values are taken from A.
     """
     if values.shape[1] == 1 and not gram.errors:
         return values
@@ -299,6 +299,6 @@ def _small_values(
     A = torch.stack([gram.jacobian_rows(v) for v in combined.unbind(1)], 1)[poor]
     s = torch.linalg.svdvals(A.double())
     values = values.clone()
-    values[poor] = 0.0  # also where a dead input leaves fewer entries
+    values[poor] = 0.0  # also if a dead input leaves fewer entries
     values[poor, : s.shape[1]] = torch.where(s < tolerance * s[:, :1], 0.0, s)
     return values

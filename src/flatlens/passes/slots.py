@@ -1,10 +1,12 @@
-"""Slots: which layer a call is, so that samples that take different layers can be put together.
+"""Slots identify the layer of a call, so that samples that take different layers can be joined.
 
 A *slot* is the k-th use of one weight by one sample. A weight that is a parameter or a buffer is
 recognised by its name. A computed weight (a hypernetwork, a dynamic convolution) is recognised by
-the parameters behind it. So two samples that take two experts have two slots, a block that one
-sample passes twice has two slots, and a kernel that is computed from the sample has one slot, with
-a norm for each sample (``docs/theory.md`` section 11).
+the parameters behind it (``docs/theory.md`` section 11). Examples:
+
+- two samples that take two experts have two slots;
+- a block that one sample passes twice has two slots;
+- a kernel that is computed from the sample has one slot, with a norm for each sample.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ NOT_ASKED = WeightNorms(*[float("nan")] * 3)
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """What one call is, as one chunk saw it.
+    """The facts about one call in one chunk.
 
-    ``parameter`` is what the layer's weight is, up to a reshape or permutation.
+    ``parameter`` is the tensor that the layer's weight is a view of, or the weight itself.
     """
 
     layer: Layer
@@ -49,9 +51,9 @@ class Span:
 
     Attributes:
         start: the number of the first sample.
-        samples: how many there are.
+        samples: number of samples.
         entries: entries of the slot's input per sample.
-        norms: norms of the weight they used; None where it is the weight that the slot remembers.
+        norms: norms of the weight that they use; None if it is the weight of the slot's ``layer``.
     """
 
     start: int
@@ -61,17 +63,17 @@ class Span:
 
 
 class Slot:
-    """One layer as all samples see it.
+    """One layer, with the facts of all samples that use it.
 
     Attributes:
         name: its name in ``Probe.layers``.
         owned: whether the weight is a parameter or a buffer, and not computed.
         weight_norms: which norms of its weight are asked for.
         layer: the layer as the first of its samples used it.
-        parameter: what its weight is, up to a reshape or permutation.
+        parameter: the tensor that its weight is a view of, or the weight itself.
         positions: the largest number of positions of any sample.
-        reads_input, is_output, bias_counts: whether that is so for every sample that uses it.
-        reads: how often an entry of the input is read, at least and at most, over all samples.
+        reads_input, is_output, bias_counts: whether this holds for every sample that uses it.
+        reads: smallest and largest number of times that an entry of the input is read.
         spans: the samples that use it.
     """
 
@@ -90,7 +92,7 @@ class Slot:
         self._own_norms: WeightNorms | None = None
 
     def add(self, facts: LayerFacts, start: int, samples: int) -> None:
-        """Note that some samples use this slot."""
+        """Record that some samples use this slot."""
         layer = facts.layer
         self.positions = max(self.positions, facts.positions)
         self.reads_input = self.reads_input and facts.reads_input
@@ -101,12 +103,12 @@ class Slot:
         if resized:
             fewest, most = layer.reads()
             self.reads = (min(self.reads[0], fewest), max(self.reads[1], most))
-        same = not resized and (
+        same_weight = not resized and (
             self.owned
             or layer.weight is self.layer.weight
             or torch.equal(layer.weight.detach(), self.layer.weight)
         )
-        norms = None if same else self._norms_of(layer)
+        norms = None if same_weight else self._norms_of(layer)
         self.spans.append(Span(start, samples, facts.M, norms))
 
     @property
@@ -115,25 +117,26 @@ class Slot:
         return max(span.entries for span in self.spans)
 
     def norms(self) -> WeightNorms:
-        """The norms of its weight; the largest of each where samples use different weights."""
-        each = self._each_norm()
-        return WeightNorms.largest(each)
+        """The norms of its weight; the largest of each if samples use different weights."""
+        norms_by_span = self._each_norm()
+        return WeightNorms.largest(norms_by_span)
 
     def sample_columns(self, n: int, weight_norm: str) -> dict[str, Array]:
-        """Columns of what differs from sample to sample: norms of the weight, and entries."""
+        """Return the columns that can differ between samples: norms of the weight, and entries."""
         columns: dict[str, Array] = {}
-        each = self._each_norm()
-        if any(norms is not each[0] and norms != each[0] for norms in each):
+        norms_by_span = self._each_norm()
+        reference = norms_by_span[0]
+        if any(norms is not reference and norms != reference for norms in norms_by_span):
             sources = {f"{name}_i": name for name in NORM_COLUMNS}
             for name, source in {**sources, "norm_i": weight_norm}.items():
-                columns[name] = self._filled(n, [getattr(norms, source) for norms in each])
+                columns[name] = self._filled(n, [getattr(norms, source) for norms in norms_by_span])
         entries = [span.entries for span in self.spans]
         if len(set(entries)) > 1:
             columns["entries"] = self._filled(n, entries).astype(np.int64)
         return columns
 
     def _each_norm(self) -> list[WeightNorms]:
-        if self._own_norms is None:  # even to look them up takes a pass over the weight
+        if self._own_norms is None:  # looking them up also reads the weight
             self._own_norms = self._norms_of(self.layer)
         return [span.norms or self._own_norms for span in self.spans]
 
@@ -143,7 +146,7 @@ class Slot:
         return weight_norms(with_wide_weight(layer), operator=self.weight_norms == "all")
 
     def _filled(self, n: int, values: list[float] | list[int]) -> Array:
-        """One value for every sample from one of every span; 0 for samples without the slot."""
+        """Expand one value per span to one per sample; 0 for samples without the slot."""
         column = np.zeros(n)
         for span, value in zip(self.spans, values, strict=True):
             column[span.start : span.start + span.samples] = value
@@ -184,7 +187,7 @@ class Slots:
         return numbers
 
     def _source(self, facts: LayerFacts) -> Hashable:
-        """What the calls of one layer have in common, whichever sample makes them."""
+        """Return the key that all calls of one layer share, whichever sample makes them."""
         layer = facts.layer
         weight = self._owned.get(id(facts.parameter))
         if weight is None:

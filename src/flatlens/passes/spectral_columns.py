@@ -1,7 +1,7 @@
-"""What the derivatives by inputs say: columns of the network's input and of its layers.
+"""Columns of the network's input and of its layers from derivatives with respect to inputs.
 
-Nothing here takes the derivative by a layer's output. What was not asked for is not computed: its
-columns are left out, or are NaN where a missing column would stand for a known value.
+Nothing here needs df/dz, the derivative at a layer's output. Columns that were not asked for are
+left out. They are NaN if a missing column would stand for a known value.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Spectrum = tuple[Tensor, Tensor]  # singular values and rank
 
 
 class SpectralColumns:
-    """The derivatives of one chunk by inputs, and the numbers that several columns share.
+    """The derivatives of one chunk at inputs, and the values that several columns share.
 
     Attributes:
         setup: the chunk.
@@ -60,7 +60,7 @@ class SpectralColumns:
 
     @cached_property
     def input_power(self) -> Tensor:
-        """The squares of df/dx, summed over outputs."""
+        """Squares of df/dx, summed over outputs."""
         power = self.input_rows[:, 0].square()
         for v in range(1, self.input_rows.shape[1]):
             power.addcmul_(self.input_rows[:, v], self.input_rows[:, v])
@@ -74,7 +74,7 @@ class SpectralColumns:
         return self._decomposed(self.input_rows, INPUT_SPECTRUM in self.needs)
 
     def input_columns(self) -> dict[Key, Tensor]:
-        """The columns of ``InputProbe``."""
+        """Return the columns of ``InputProbe``."""
         if not self.setup.plan.inputs:
             return {}
         fed = side_by_side([t.detach().flatten(1) for t in self.setup.forward.fed])
@@ -89,7 +89,7 @@ class SpectralColumns:
     # -- layers ----------------------------------------------------------------------------------
 
     def layer_spectrum(self, call: int) -> Spectrum | None:
-        """Singular values and rank of A of a call; None where they are not asked for."""
+        """Return singular values and rank of A of a call; None if they are not asked for."""
         if LAYER_TOPS not in self.needs:
             return None
         number, whole = self.setup.plan.layers[call].total, LAYER_SPECTRA in self.needs
@@ -101,7 +101,7 @@ class SpectralColumns:
         return self._spectra[number]
 
     def _decomposed(self, A: Tensor, whole: bool) -> Spectrum:
-        """Singular values and rank; those beyond the width of a head are zero.
+        """Return singular values and rank; values beyond the width of a head are zero.
 
         Without ``whole`` only the largest value is known: the others are NaN and the rank is -1.
         """
@@ -118,9 +118,9 @@ class SpectralColumns:
         return (s if beyond == 0 else F.pad(s, (0, beyond), value=filling)), rank
 
     def check_finite(self) -> None:
-        """Refuse a sample whose derivative by the network's or a layer's input is not finite.
+        """Raise if a derivative at the input of the network or of a layer is not finite.
 
-        Parameter gradients can be finite there: sqrt(0 x) has the derivative 0 times infinity by x.
+        Parameter gradients can still be finite: d sqrt(0 x) / dx is 0 times infinity.
         """
         tops = []
         if INPUT_TOP in self.needs:
@@ -135,7 +135,7 @@ class SpectralColumns:
                 check_finite(top[:, None], self.setup.forward.start, what)
 
     def layer_columns(self, call: int) -> dict[str, Tensor]:
-        """The columns of ``LayerProbe`` that take no derivative by the layer's output."""
+        """Return the columns of ``LayerProbe`` that do not need df/dz."""
         setup, positions = self.setup, self.setup.positions[call]
         x = split(setup.plan.calls[call].x, positions.layout, setup.batch)
         columns = {"x_norm": x.flatten(1).double().norm(dim=1), **self._beside_layer(call)}
@@ -155,14 +155,14 @@ class SpectralColumns:
     def _full_rank(self) -> bool:
         """Whether every layer has at least as many features as positions.
 
-        Otherwise the smallest singular value over positions is zero somewhere, and none is
+        If not, the smallest singular value over positions is zero for some layer, and none is
         computed.
         """
         pairs = enumerate(self.setup.positions)
         return all(p.u.shape[2] + self.bias_counts(i) >= p.T for i, p in pairs)
 
     def _beside_layer(self, call: int) -> dict[str, Tensor]:
-        """How far A is from B, where something else reads the layer's input."""
+        """Return the distance of A from B, if something else reads the layer's input."""
         setup, q = self.setup, self.setup.plan.layers[call]
         unknown = setup.f.new_full((setup.batch,), torch.nan, dtype=torch.float64)
         columns: dict[str, Tensor] = {}
@@ -194,14 +194,14 @@ class SpectralColumns:
         }
 
     def _beside_input(self, call: int) -> Tensor:
-        """The part of df/dx that is not A, relative."""
+        """Return the relative part of df/dx that is not A."""
         q, inputs = self.setup.plan.layers[call], self.setup.plan.inputs
         A = self.rows_by_edge[q.total]
         through = [A if k == q.input else torch.zeros_like(self.rows_by_edge[k]) for k in inputs]
         return relative(self.input_rows - side_by_side(through), self.input_rows)
 
     def _chain(self, call: int, A: Tensor, B: Tensor) -> Tensor:
-        """How far A_i - B_i is from A_{i+1}: 0 in a chain of identity skips."""
+        """Return the distance of A_i - B_i from A_{i+1}: 0 in a chain of identity skips."""
         layers = self.setup.plan.layers
         after = self.rows_by_edge[layers[call + 1].total] if call + 1 < len(layers) else None
         if after is None or after.shape != A.shape:
@@ -211,13 +211,13 @@ class SpectralColumns:
     # -- what a call is --------------------------------------------------------------------------
 
     def bias_counts(self, call: int) -> bool:
-        """Whether the bias is a trainable parameter with this one use, at each position."""
+        """Whether the bias is a trainable parameter with no other use, added at each position."""
         layer, plan = self.setup.plan.calls[call].layer, self.setup.plan.parameters
         name = plan.trainable.get(id(layer.bias))
         return layer.bias_per_position and plan.rules.get(name or "") == ([call], [])
 
     def facts(self, call: int) -> LayerFacts:
-        """What a call is."""
+        """Return the facts about a call."""
         forward, recorded = self.setup.forward, self.setup.plan.calls[call]
         end, _, _ = forward.graph.below_views(get_gradient_edge(forward.f))
         out, _, _ = forward.graph.below_views(recorded.out)
@@ -232,12 +232,12 @@ class SpectralColumns:
         )
 
     def all_facts(self) -> list[LayerFacts]:
-        """What every call is; empty where no layer is asked for."""
+        """Return the facts about every call; empty if no layer is asked for."""
         return [self.facts(i) for i in range(len(self.setup.plan.layers))]
 
 
 def _largest_alone(singular: Tensor, rank: Tensor) -> Spectrum:
-    """The same spectrum with its largest value only, as where the others are not asked for."""
+    """Return a spectrum with only its largest value; the others are NaN."""
     alone = torch.full_like(singular, torch.nan)
     alone[:, 0] = singular[:, 0]
     return alone, torch.full_like(rank, -1)

@@ -23,7 +23,7 @@ from flatlens.probes import Probe
 
 
 class Replicates:
-    """Sums over the samples of one chunk by direction, of all columns that are means.
+    """Sums over the samples of one chunk, for each direction and each column that is a mean.
 
     Attributes:
         count: number of directions.
@@ -48,9 +48,9 @@ class Replicates:
         self._series = by_slot(self._series, numbers)
 
     def total(self, weights: Mapping[Key, float]) -> Tensor | None:
-        """sum_k weight_k column_k by direction, or None where nothing is summed.
+        """Return sum_k weight_k column_k for each direction, or None if nothing is summed.
 
-        A layer that no sample of the chunk uses adds nothing.
+        A layer that no sample of the chunk uses contributes nothing.
         """
         total = sum(
             weight * torch.stack(self._series[key])
@@ -60,7 +60,7 @@ class Replicates:
         return total if isinstance(total, Tensor) else None
 
     def sharpness(self) -> Tensor:
-        """The sum over samples of the squared gradients, by direction."""
+        """Return the sum over samples of the squared gradients, for each direction."""
         keys = [key for key in self._series if key[0] == "parameter" and key[-1] == "grad"]
         if not keys:
             return torch.zeros(2, device="cpu")
@@ -69,18 +69,18 @@ class Replicates:
 
 @dataclass(frozen=True)
 class ProductErrors:
-    """How far largest singular values may be off where products with the Jacobian have errors.
+    """The largest errors of sigma_1 that errors of products with the Jacobian can cause.
 
     Attributes:
-        at_input: summed over samples.
-        at_layers: summed over samples and layers.
+        at_input: errors at the input, summed over samples.
+        at_layers: errors at layers, summed over samples and layers.
     """
 
     at_input: float
     at_layers: float
 
     def of_quantities(self, p: Probe, needs: frozenset[str]) -> dict[str, float]:
-        """Return the errors of the quantities that are made of largest singular values."""
+        """Return the errors of the quantities that are computed from largest singular values."""
         errors = {}
         for total, base, names in (
             (self.at_input, mls, {"mls": 1, "normalized_mls": 2}),
@@ -97,7 +97,7 @@ class ProductErrors:
 def network_errors(
     p: Probe, replicates: Sequence[Replicates], spread: float, needs: frozenset[str]
 ) -> dict[str, float]:
-    """Standard errors of the network's quantities that were asked for.
+    """Compute the standard errors of the network's requested quantities.
 
     Args:
         p: the probe.
@@ -128,7 +128,7 @@ def network_errors(
 
 
 def layer_errors(p: Probe, replicates: Sequence[Replicates]) -> list[dict[str, float]]:
-    """Standard errors of each layer's quantities."""
+    """Compute the standard errors of each layer's quantities."""
     columns = {
         "sharpness": ("grad_weight", "grad_bias"),
         "adaptive_sharpness": ("adaptive",),
@@ -147,7 +147,7 @@ def layer_errors(p: Probe, replicates: Sequence[Replicates]) -> list[dict[str, f
 
 
 def _normalized_error(p: Probe, replicates: Sequence[Replicates]) -> float:
-    """The standard error of sum_l sqrt(mean_i ||W_il||^2 w_il), by its derivative by w_il."""
+    """Return the standard error of sum_l sqrt(mean_i ||W_il||^2 w_il), linearised in w_il."""
     norms = [norm_per_sample(q) for q in p.layers]
     roots = [
         float(np.sqrt((k**2 * q.grad_weight).mean())) for k, q in zip(norms, p.layers, strict=True)
@@ -168,7 +168,7 @@ def _normalized_error(p: Probe, replicates: Sequence[Replicates]) -> float:
 
 
 def _mean_error(weights: Mapping[Key, float], replicates: Sequence[Replicates], n: int) -> float:
-    """The standard error of sum_k weight_k mean_i column_k, which is a mean of squares."""
+    """Return the standard error of sum_k weight_k mean_i column_k, which is a mean of squares."""
     totals = [total for r in replicates if (total := r.total(weights)) is not None]
     means = torch.stack([total.mean() for total in totals]).tolist() if totals else []
     value = sum(means) / n
@@ -176,12 +176,12 @@ def _mean_error(weights: Mapping[Key, float], replicates: Sequence[Replicates], 
 
 
 def _fewest(replicates: Sequence[Replicates]) -> int:
-    """The number of directions of a chunk, at least."""
+    """Return the smallest number of directions of any chunk."""
     return min(r.count for r in replicates)
 
 
 def _error(weights: Mapping[Key, float], replicates: Sequence[Replicates], n: int) -> float:
-    """The plain standard error of sum_k weight_k mean_i column_k."""
+    """Return the plain standard error of sum_k weight_k mean_i column_k."""
     variance = 0.0
     for squared_error in _squared_errors([chunk.total(weights) for chunk in replicates]):
         variance += squared_error
@@ -189,7 +189,7 @@ def _error(weights: Mapping[Key, float], replicates: Sequence[Replicates], n: in
 
 
 def _squared_errors(totals: Sequence[Tensor | None]) -> list[float]:
-    """The squared standard error of each total over directions; the host waits once for all."""
+    """Return the squared standard error of each total over directions, read at once."""
     present = [total for total in totals if total is not None]
     if not present:
         return []

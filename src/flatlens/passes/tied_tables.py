@@ -1,9 +1,9 @@
-"""A table of embeddings that is the weight of linear layers as well, such as wte of GPT-2.
+"""Embedding tables that are also the weight of linear layers, such as wte of GPT-2.
 
-The gradient of output n by the table W of [V, d] is G = L + M, with L from the lookups and M from
-the layers:
+The gradient of output n with respect to the table W of [V, d] is G = L + M, with L from the lookups
+and M from the layers:
 
-    L = sum_t e_{i_t} l_t^T      place t takes row i_t, and l_t is the derivative by what it took
+    L = sum_t e_{i_t} l_t^T      token t looks up row i_t, and l_t is the derivative at its copy
     M = sum_p j_p u_p^T          position p of a layer reads u_p, and j_p is df_n/dz there
 
 Then ||G||^2 = ||L||^2 + ||M||^2 + 2 <L, M>, and <L, M> = sum_t l_t . M[i_t] needs only those rows
@@ -24,7 +24,7 @@ from flatlens.capture.recording import Lookup
 from flatlens.passes.positions import Positions
 
 Share = tuple[Tensor, Tensor]
-LookedUp = Sequence[tuple[Tensor, Lookup]]  # rows at the edge of a lookup [b, N, T d], the lookup
+LookedUp = Sequence[tuple[Tensor, Lookup]]  # rows of a lookup [b, N, T d], the lookup
 
 
 def tied_share(p: Tensor, calls: Sequence[Positions], looked_up: LookedUp, table: Share) -> Share:
@@ -64,7 +64,7 @@ def _form(
     samples: Bool[Tensor, " b"],
     shares: Share,
 ) -> None:
-    """Replace the shares of ``samples``, whose terms cancel, by sums over the gradient itself."""
+    """Replace the shares of ``samples``, whose terms cancel, by sums over the formed gradient."""
     weights = p.detach().double().square()
     for sample in samples.nonzero().flatten().tolist():
         squares = torch.zeros_like(weights)
@@ -76,7 +76,7 @@ def _form(
 def tied_gradient(
     p: Tensor, calls: Sequence[Positions], looked_up: LookedUp, sample: int, output: int
 ) -> Float[Tensor, "V d"]:
-    """Form the gradient of one output of one sample by a tied table, in float64."""
+    """Form the gradient of one output of one sample with respect to a tied table, in float64."""
     grads, indices = _side_by_side(p, looked_up)
     total = torch.zeros_like(p, dtype=torch.float64, requires_grad=False)
     total.index_add_(0, indices[sample], grads[sample, output])
@@ -89,7 +89,7 @@ def tied_gradient(
 def _side_by_side(
     p: Tensor, looked_up: LookedUp
 ) -> tuple[Float[Tensor, "b N T d"], Int[Tensor, "b T"]]:
-    """The rows and indices of all lookups; a padding index has no gradient."""
+    """Join the rows and indices of all lookups; a padding index has no gradient."""
     grads = torch.cat([g.unflatten(2, (-1, p.shape[1])) for g, _ in looked_up], 2).double()
     indices = torch.cat([t.indices for _, t in looked_up], 1).long()
     counts = torch.cat([t.indices != t.padding for _, t in looked_up], 1)

@@ -1,7 +1,7 @@
 """Parameters that multiply a tensor in a way that is not measured as a layer.
 
 Such a parameter is part of the sharpness, but its linear map is missing from NMLS and from the
-bounds over all layers. It is named, so that no bound claims to hold over every layer.
+bounds over all layers. Its name is reported, so that no bound claims to hold over every layer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flatlens.capture.graph import VIEWS, Graph
 from flatlens.capture.recording import Call
 from flatlens.passes.forward import Named
 
-# The same entries, or some of them: what reads the result decides.
+# Operations that pass on all or some entries; the operation that reads the result decides.
 HANDED_ON = VIEWS | {
     *("SelectBackward0", "SliceBackward0", "SplitBackward0", "SplitWithSizesBackward0"),
     *("UnbindBackward0", "CloneBackward0", "ToCopyBackward0", "ExpandBackward0"),
@@ -33,19 +33,19 @@ NO_LINEAR_MAPS = (
     *("FusedRmsNorm", "PreluKernel", "LeakyRelu", "Upsample", "GridSampler", "Tril", "Triu"),
     *("CopySlices", "ConstantPadNd", "Cumsum", "Diag", "Elu", "Hardtanh", "Hardswish"),
 )
-LINEAR_MAPS = ("Addmm", "Addmv", "Addbmm", "Addr")  # which begin like an addition
+LINEAR_MAPS = ("Addmm", "Addmv", "Addbmm", "Addr")  # names that begin like "Add"
 
 
 def unmeasured(
     graph: Graph, calls: Sequence[Call], named: Named, candidates: Sequence[str]
 ) -> tuple[str, ...]:
-    """The parameters among ``candidates`` that multiply something outside of all measured layers.
+    """Return the candidates that multiply a tensor outside of all measured layers.
 
     Args:
         graph: the autograd graph behind the outputs.
         calls: the measured layers.
         named: all parameters.
-        candidates: names of parameters whose uses were not all seen.
+        candidates: names of parameters that have unrecorded uses.
     """
     if not candidates:
         return ()
@@ -54,16 +54,16 @@ def unmeasured(
         for t in (call.layer.weight, call.layer.bias):
             if t is not None and t.requires_grad:
                 sources |= {id(t)} if t.is_leaf else Graph(t).leaves
-    wanted = set(candidates)
+    candidate_names = set(candidates)
     return tuple(
         name
         for name, p in named
-        if name in wanted and id(p) not in sources and _multiplies(graph, p)
+        if name in candidate_names and id(p) not in sources and _multiplies(graph, p)
     )
 
 
 def _multiplies(graph: Graph, p: Tensor) -> bool:
-    """Whether something reads a parameter that is not known to be no linear map."""
+    """Whether an operation that may be a linear map reads a parameter."""
     leaf = graph.leaf(p)
     queue: list[Node] = [] if leaf is None else [leaf]
     seen = set(queue)

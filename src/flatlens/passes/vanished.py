@@ -1,8 +1,9 @@
 """Derivatives and activations that are exactly 0 in float32 though they are not 0.
 
-A chain of two weights of 1e-30 has the derivative 1e-60, which is 0 in float32; the activation
-behind such a chain is 0, too. A dead unit gives a true 0. To tell them apart, samples with a 0 run
-once more in both precisions. A network that is measured in half precision on request gets a note.
+A chain of two weights of 1e-30 has the derivative 1e-60, which is 0 in float32. The activation
+after such a chain is 0, too. A dead unit gives a true 0. To distinguish the two cases, samples with
+a 0 run again in both precisions. A network that is measured in half precision on request gets a
+note instead.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def zero_samples(chunk: ChunkColumns) -> Bool[Tensor, " b"]:
 def check_zeros(
     subject: Subject, inputs: Inputs, plan: CapturePlan, layouts: Layouts, start: int
 ) -> str:
-    """Refuse samples with a 0 of float32 that is another number in float64.
+    """Raise if a 0 in float32 is another number in float64.
 
     Args:
         subject: a float32 network.
@@ -54,7 +55,7 @@ def check_zeros(
         start: the number of the first sample.
 
     Returns:
-        A note where the network does not run in float64, else "".
+        A note if the network does not run in float64, else "".
 
     Raises:
         NeedsFloat64Error: if float32 lost a derivative or an activation of some sample.
@@ -82,7 +83,7 @@ def _present(forward: Forward, layouts: Layouts) -> Bool[Tensor, "b k"]:
     The derivative is that of a random combination of the outputs. It is 0 only where all are.
     """
     f, calls = forward.f, forward.recording.calls
-    if len(calls) != len(layouts):  # the other precision takes another way
+    if len(calls) != len(layouts):  # the other precision calls other layers
         calls, layouts = [], ()
     generator = torch.Generator().manual_seed(0)
     v = torch.randn(f.shape[1], generator=generator, dtype=torch.float64, device="cpu").to(f)

@@ -17,8 +17,8 @@ from flatlens.passes.precision import NeedsFloat64Error
 from flatlens.passes.request import Precision
 from flatlens.probes import Probe
 
-TORCH_NAMES = ("Half", "BFloat16")  # how torch calls a precision that an operation does not know
-# Measures a model in a precision; with notes its inputs are brought to that precision.
+TORCH_NAMES = ("Half", "BFloat16")  # torch's names of precisions that an operation does not support
+# Measures a model in a precision; with notes its inputs are converted to that precision.
 Attempt = Callable[[nn.Module, torch.dtype, list[str]], Probe]
 
 
@@ -41,11 +41,11 @@ def measured(model: nn.Module, precision: Precision, attempt: Attempt) -> Probe:
 
 
 def _in_half(model: nn.Module, half: torch.dtype, attempt: Attempt) -> Probe:
-    """Measure a network as it is, in half precision.
+    """Measure a network in its own half precision.
 
     Raises:
-        FlatlensError: if a number leaves the range of this precision, with the sample, or if an
-            operation does not know it.
+        FlatlensError: if a number leaves the range of this precision (the message names the
+            sample), or if an operation does not support it.
     """
     name = name_of(half)
     note = (
@@ -94,7 +94,7 @@ def _in_float32(model: nn.Module, attempt: Attempt) -> Probe:
     if size > tuning.LARGEST_COPIED_BYTES:
         try:
             with widened(model):
-                in_float(model)  # it refuses what cannot be measured
+                in_float(model)  # raises if the model cannot be measured
                 return attempt(model, torch.float32, [NOTE])
         except Exception as error:
             if is_late(error) or not _is_of_torch(error):
@@ -104,7 +104,7 @@ def _in_float32(model: nn.Module, attempt: Attempt) -> Probe:
 
 
 def mark_late(error: Exception) -> None:
-    """Note that batches before the failing one are gone, so that nothing can be tried again."""
+    """Mark an error after the first batch: earlier batches are gone, so no retry is possible."""
     error.in_a_later_batch = True  # type: ignore[attr-defined]
 
 
@@ -114,7 +114,7 @@ def is_late(error: Exception) -> bool:
 
 
 def _is_of_torch(error: BaseException | None) -> bool:
-    """Whether torch is behind an error: some operation may not know widened parameters."""
+    """Whether torch raised an error, because an operation may not support widened parameters."""
     while error is not None:
         if not isinstance(error, FlatlensError):
             return True

@@ -1,7 +1,7 @@
 """`flatlens report`: everything that records hold as one HTML file that works offline.
 
-A report never trains. It measures only where `measure` asks for it, because records hold no numbers
-of single layers. If records lack something, its section says so.
+A report never trains. It measures only if `measure` is set, because records hold no numbers of
+single layers. If records lack something, the section says so.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def report(
     """Write the report on some runs, complete or not at all.
 
     Args:
-        runs: a folder of runs of any depth, what `flatlens reproduce` made (the folder, or its
-            `records.jsonl.gz`), or a zoo.
+        runs: a folder of runs of any depth, the results of `flatlens reproduce` (the folder, or its
+            `records.jsonl.gz`), or the folder of a zoo.
         out: the file to write.
         measure: measure the last checkpoint of one run of each configuration, for the view by
             layers. Only models that flatlens itself names are rebuilt.

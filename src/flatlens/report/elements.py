@@ -52,13 +52,13 @@ def tag(name: str, *content: Any, **attributes: Any) -> Html:
 
 
 def term(name: str, shown: str | None = None) -> Html:
-    """Return a name that explains itself on hover, or plain text if it has no explanation."""
+    """Return a name with its explanation on hover, or plain text if it has none."""
     meaning = explain(name)
     return tag("abbr", shown or name, title=meaning) if meaning else text(shown or name)
 
 
 def verdict(value: str) -> Html:
-    """Return a verdict as word, sign and colour; "supported / inconclusive" is two verdicts."""
+    """Return a verdict with sign and colour; "supported / inconclusive" is two verdicts."""
     words = []
     for word in value.split(" / "):
         colour, sign = VERDICTS.get(word, ("open", ""))

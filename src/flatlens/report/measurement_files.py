@@ -1,4 +1,4 @@
-"""Read what `flatlens measure --json` printed."""
+"""Read the output of `flatlens measure --json`."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def read_measurement(file: Path) -> dict[str, Any]:
 
 def label(file: Path, among: Sequence[Path | str]) -> str:
     """Return the name of a file, with its folder if names repeat."""
-    same = [other for other in among if Path(other).stem == file.stem]
-    return file.stem if len(same) == 1 else str(file)
+    namesakes = [other for other in among if Path(other).stem == file.stem]
+    return file.stem if len(namesakes) == 1 else str(file)
 
 
 def parse_measurement(content: str) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def parse_measurement(content: str) -> dict[str, Any]:
 
 
 def _restored(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Restore numbers that JSON does not have; a layer may well be called "inf"."""
+    """Restore numbers that JSON does not have, but not in names: a layer may be called "inf"."""
     return {
         k: v if k in WORDS or not isinstance(v, str) else NON_FINITE.get(v, v) for k, v in pairs
     }

@@ -31,17 +31,17 @@ def zoo(df: pd.DataFrame) -> Figure3:
     series = [Series(c, k, points=True) for k, c in enumerate(order(classes))]
     data = []
     for s in series:
-        mine = df[classes == s.name]
+        chosen = df[classes == s.name]
         errors = {
-            side: {"type": "data", "array": plain(run_table.numbers(mine, f"{column}_se")),
+            side: {"type": "data", "array": plain(run_table.numbers(chosen, f"{column}_se")),
                    "thickness": 1, "width": 0}
             for side, column in (("error_x", x), ("error_y", y)) if f"{column}_se" in df
         }  # fmt: skip
         text = "<b>%{customdata}</b><br>adaptive sharpness %{x:.4g}<br>normalised MLS %{y:.4g}"
         data.append(
             s.trace(
-                run_table.numbers(mine, x), run_table.numbers(mine, y), hovertemplate=text,
-                customdata=[safe(name) for name in mine["model"]], **errors,
+                run_table.numbers(chosen, x), run_table.numbers(chosen, y), hovertemplate=text,
+                customdata=[safe(name) for name in chosen["model"]], **errors,
             )
         )  # fmt: skip
     slope, start = trend(a, b)

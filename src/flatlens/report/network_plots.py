@@ -1,4 +1,4 @@
-"""Plots over networks and layers: correlations at the end of training, and what each layer adds."""
+"""Plots over networks and layers: correlations at the end of training, and layer by layer."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def _matrix(table: pd.DataFrame, names: Sequence[str]) -> Plot:
 
 def _pairs(values: pd.DataFrame, runs: Any, keys: Any, series: Sequence[Series]) -> Plot:
     """Plot any quantity against any other; the page switches the axes."""
-    mine = [np.asarray(keys == s.name) for s in series]
-    columns = {str(c): [plain(values[c].to_numpy()[each]) for each in mine] for c in values}
+    masks = [np.asarray(keys == s.name) for s in series]
+    columns = {str(c): [plain(values[c].to_numpy()[each]) for each in masks] for c in values}
     names = list(columns)
     x, y = ("mls", "nmls") if {"mls", "nmls"} <= set(names) else names[:2]
     data = [
@@ -68,14 +68,14 @@ def _pairs(values: pd.DataFrame, runs: Any, keys: Any, series: Sequence[Series])
             columns[x][k], columns[y][k], customdata=[safe(run) for run in runs[each]],
             hovertemplate="%{customdata}<br>(%{x:.4g}, %{y:.4g})<extra></extra>",
         )
-        for k, (s, each) in enumerate(zip(series, mine, strict=True))
+        for k, (s, each) in enumerate(zip(series, masks, strict=True))
     ]  # fmt: skip
     layout = axes(style.name(x), style.name(y))
     return Plot("one quantity against another, one point per network", data, layout, columns)
 
 
 def layers(measured: Mapping[str, Mapping[str, Any]]) -> tuple[list[Plot], list[Series]]:
-    """Plot what each layer carries, one line per measured network."""
+    """Plot the quantities of each layer, one line per measured network."""
     series = [Series(name, k) for k, name in enumerate(measured)]
     plots = []
     for title, key, scale in LAYERS:

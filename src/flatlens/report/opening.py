@@ -13,12 +13,12 @@ from flatlens.report.elements import Html, tag
 from flatlens.report.sources import Source
 from flatlens.report.training_section import observed_inequalities
 
-# The quantities of the summary: column, what a low value is called, what a high value is called.
+# The quantities of the summary: column, word for a low value, word for a high value.
 EXTREMES = (
     ("sqrt_sharpness", "flattest", "sharpest", "square root of sharpness"),
     ("nmls", "least sensitive", "most sensitive", "NMLS, network maximum local sensitivity"),
 )
-SAME = 1e-3  # relative difference below which values count as the same in words
+SAME = 1e-3  # relative difference below which values are called equal
 
 
 def summary_in_words(source: Source, judged: Judged) -> Html:

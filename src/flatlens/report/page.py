@@ -1,7 +1,7 @@
 """Assemble the page: one HTML file that needs nothing else.
 
-The page forbids itself every script but its own two, by their hashes, and everything from a
-network. Arrays that several plots share are stored once.
+A content security policy allows only the two scripts of the page, by their hashes, and nothing from
+a network. Arrays that several plots share are stored once.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Page:
     def legend(
         self, series: Sequence[Series], group: str, only: Mapping[str, Sequence[str]] | None = None
     ) -> Html:
-        """Return buttons that show and hide the series of a group, and some that choose several."""
+        """Return buttons that show and hide series of a group, singly or several at once."""
         buttons = [
             tag("button", tag("span", _mark(s), class_="mark", aria_hidden="true"), s.name,
                 type="button", aria_pressed="true", data_group=group, data_series=s.name)
@@ -126,7 +126,7 @@ class Page:
             "PLOTLY": plotly,
             "SCRIPT": script,
         }  # fmt: skip
-        # one pass: what is filled in is not searched again
+        # one pass: inserted text is not searched again
         return re.sub(r"@([A-Z]+)@", lambda match: blanks[match[1]], _read("page.html"))
 
 

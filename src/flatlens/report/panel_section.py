@@ -42,7 +42,7 @@ def panel_section(page: Page, df: pd.DataFrame) -> Iterator[Html]:
 
 
 def _places(df: pd.DataFrame) -> list[str]:
-    """Return the places of the network that the geometry was measured at, in their order."""
+    """Return the places of the network at which the geometry was measured, in their order."""
     pairs = (str(column).split(SEPARATOR, 1) for column in df if SEPARATOR in str(column))
     return list(dict.fromkeys(place for name, place in pairs if name in GLOBAL))
 

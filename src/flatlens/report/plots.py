@@ -1,4 +1,4 @@
-"""Plots as plotly draws them: plain dicts of traces and axes, no library needed to make them.
+"""Plots in plotly's format: plain dicts of traces and axes, made without the library.
 
 Colours of text, grid and background are left to the page, which knows whether it is light or dark.
 Traces of one series have one `legendgroup`, by which the page shows and hides them. Strings from
@@ -115,7 +115,7 @@ def axes(x: str, y: str = "", **more: Any) -> dict[str, Any]:
 
 
 def spaced(plot: Plot) -> Plot:
-    """Put ticks at 1, 2, 5, 10 on log axes of few decades, where plotly's own would crowd."""
+    """Put ticks at 1, 2, 5, 10 on log axes of few decades, where plotly's own ticks overlap."""
     for name in ("x", "y"):
         axis = plot.layout[f"{name}axis"]
         if axis.get("type") != "log":

@@ -1,7 +1,7 @@
-"""Read what a report is about: records, and the files beside them.
+"""Read the source of a report: records, and the files beside them.
 
-A run folder that cannot be read is listed with the reason and left out; a damaged file of records,
-claims or provenance is refused with one sentence.
+A run folder that cannot be read is left out and listed with the reason. A damaged file of records,
+claims or provenance raises.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ EXECUTION = {
     "seed", "measure", "quantities", "device", "threads", "snapshots", "run", "out", "config",
     "measured_loss", "measured_precision",
 }  # fmt: skip
-# What a Tracker itself adds to the config that its user gives.
+# Fields that a Tracker adds to the config of its user.
 ADDED = {"measured_loss", "measured_precision"}
 
 
 @dataclass(frozen=True)
 class Source:
-    """Everything that a report shows of one place."""
+    """Everything that a report shows from one path."""
 
     path: Path
     frames: dict[str, pd.DataFrame]  # training runs by recipe; "" for runs without a recipe
     zoo: pd.DataFrame | None
-    claims: pd.DataFrame | None  # as `reproduce` wrote them
+    claims: pd.DataFrame | None  # verdicts that `reproduce` wrote
     provenance: list[dict[str, Any]]
     settings: list[str] = field(default_factory=list)  # columns that are part of a config
     unreadable: list[str] = field(default_factory=list)  # a sentence per run folder
@@ -84,7 +84,7 @@ class Source:
         return measurements
 
     def families(self) -> Iterator[tuple[str, str, pd.DataFrame]]:
-        """Yield recipe, network and its runs: the finished runs, or all where none is."""
+        """Yield recipe, network and its runs: the finished runs, or all if none is finished."""
         for recipe, frame in self.frames.items():
             for network, df in run_table.families(run_table.prepared(frame)):
                 yield recipe, network or "runs", run_table.finished(df)
@@ -156,7 +156,7 @@ def _configs(path: Path, runs: set[str]) -> dict[str, dict[str, Any]]:
 def _readable(
     df: pd.DataFrame, configs: dict[str, dict[str, Any]], path: Path, unreadable: list[str]
 ) -> pd.DataFrame:
-    """Leave out runs with a step or a quantity that is no number, and say why in `unreadable`."""
+    """Drop runs with a step or a quantity that is no number; add the reason to `unreadable`."""
     if "run" not in df:
         return df
     set_by_user = {key for c in configs.values() for key in flattened(c["config"])}
@@ -172,7 +172,7 @@ def _readable(
             missing = value is None or (isinstance(value, float) and value != value)
             if column == "step":
                 fine = is_number(value, low=0, whole=True)
-            else:  # words such as the verdicts of a user's own records are no harm
+            else:  # text columns, such as verdicts in a user's records, are allowed
                 huge = isinstance(value, int) and abs(value) > 2**63
                 fine = missing or not (huge or isinstance(value, list | dict | tuple))
             if not fine:
@@ -189,10 +189,10 @@ def _other_settings(configs: dict[str, dict[str, Any]]) -> dict[str, str | None]
 
     The value is None for a run whose config is empty, or holds only what flatlens added.
     """
-    known = {*run_table.SETTINGS, *EXECUTION, *(f.name for f in fields(Config))}
+    known_names = {*run_table.SETTINGS, *EXECUTION, *(f.name for f in fields(Config))}
     flat = {run: flattened(content["config"]) for run, content in configs.items()}
     names = dict.fromkeys(key for config in flat.values() for key in config)
-    unknown = [name for name in names if name.split(".")[0] not in known]
+    unknown = [name for name in names if name.split(".")[0] not in known_names]
     varying = [n for n in unknown if len({str(config.get(n)) for config in flat.values()}) > 1]
     return {
         run: ", ".join(f"{run_table.label(n)} {config[n]}" for n in varying if n in config)

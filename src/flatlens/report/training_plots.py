@@ -41,9 +41,9 @@ def arms(df: pd.DataFrame) -> dict[str, list[str]]:
     for name in run_table.settings(df):
         others = run_table.configurations(df, without=name)
         values = df[name].astype(str).groupby(others).nunique()
-        mine = keys[others == values.idxmax()].unique().tolist()
-        if values.max() > 1 and len(mine) < keys.nunique():
-            by_setting[run_table.label(name)] = mine
+        varied_names = keys[others == values.idxmax()].unique().tolist()
+        if values.max() > 1 and len(varied_names) < keys.nunique():
+            by_setting[run_table.label(name)] = varied_names
     return by_setting
 
 
@@ -84,9 +84,11 @@ def _line(s: Series, table: pd.DataFrame, log: bool, lines: int) -> list[dict[st
     if lines <= BANDS:
         good = np.isfinite(low) & np.isfinite(high)
         outline = np.concatenate([high[good], low[good][::-1]])
-        there = np.concatenate([steps[good], steps[good][::-1]])
+        band_steps = np.concatenate([steps[good], steps[good][::-1]])
         fill = {"fill": "toself", "fillcolor": _faint(s.colour), "line": {"width": 0}}
-        band = [s.trace(there, rounded(outline), hoverinfo="skip", **{"mode": "lines", **fill})]
+        band = [
+            s.trace(band_steps, rounded(outline), hoverinfo="skip", **{"mode": "lines", **fill})
+        ]
     template = f"{name}%{{y:.4g}} [%{{customdata[0]:.4g}}, %{{customdata[1]:.4g}}]<extra></extra>"
     sides = [rounded(pair) for pair in np.stack([low, high], axis=1)]
     return [*band, s.trace(steps, rounded(middle), customdata=sides, hovertemplate=template)]

@@ -1,1 +1,1 @@
-"""Redraw the paper: recipes, claims, and the command that trains, draws and judges."""
+"""Reproduce the paper: recipes, claims, and the functions that train, draw and judge."""

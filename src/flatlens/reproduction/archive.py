@@ -48,7 +48,7 @@ SCHEMA = {
 SETTING = Field((int, float, str, bool, list, NoneType))
 QUANTITY = Field((int, float, str, NoneType), words=tuple(NON_FINITE))
 CELL = Field((int, float, str, bool, NoneType))  # of a user's own record
-# Numbers of a record beside the sides of inequalities and standard errors.
+# Numbers of a record that are neither sides of inequalities nor standard errors.
 QUANTITIES = {
     *METRICS, "train_loss", "test_loss", "train_accuracy", "test_accuracy", "loss_gap",
     "generalization_gap", "relative_flatness", "bound_authors", "d_authors",
@@ -70,7 +70,7 @@ def write_records(frames: Mapping[str, pd.DataFrame], path: Path) -> None:
 
 
 def read_records(path: Path) -> dict[str, pd.DataFrame]:
-    """Read the tables again, by the name of their recipe.
+    """Read the tables that `write_records` wrote, by the name of their recipe.
 
     Raises:
         FlatlensError: if the file is damaged or a field has a wrong type; names line and field.
@@ -106,7 +106,7 @@ def check_record(record: Any, where: str) -> dict[str, Any]:
 
 
 def _field(name: str) -> Field:
-    """Return what a field must be that is not in the table."""
+    """Return the expected type of a field that is not in the table."""
     if name.startswith("config.") or name.split(".")[0] in CONFIG_FIELDS - {"loss"}:
         return SETTING
     return QUANTITY if is_quantity(name) else CELL

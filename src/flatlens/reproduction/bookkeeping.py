@@ -1,4 +1,4 @@
-"""Files that every experiment leaves beside its figures: claims, records, provenance."""
+"""The files that every experiment writes besides its figures: claims, records, provenance."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def note_call(
     facts: Mapping[str, Any],
     known: Path | str | None = None,
 ) -> Path:
-    """Add this command to the list in `provenance.json`; a damaged list begins anew.
+    """Add this command to the list in `provenance.json`; a damaged list is started anew.
 
     Args:
         out: folder of the file.
         scale: the scale that was asked for.
         seconds: wall time of the call.
-        facts: what else is known now, such as the number of runs.
-        known: file of records that the call went on with.
+        facts: further facts about the call, such as the number of runs.
+        known: file of records of finished runs that the call used.
     """
     path = out / PROVENANCE
     calls: list[Any] = []
@@ -63,7 +63,7 @@ def note_call(
 
 
 def copy_provenance(source: Path, out: Path) -> list[Path]:
-    """Results redrawn from a file of records keep the provenance that lies beside that file."""
+    """Copy the provenance of a file of records to the results that are redrawn from it."""
     old = source.parent / PROVENANCE
     if not old.is_file():
         return []

@@ -1,4 +1,4 @@
-"""Keep `provenance.json`: how the runs of a reproduction were made, call by call."""
+"""Write `provenance.json`, the list of calls that made the runs of a reproduction."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def scale_of(folder: Path) -> str:
 def logged_call(
     out: Path, scale: str, source: Path | str | None, problems: list[str], known: Known
 ) -> Iterator[None]:
-    """Add this call to `provenance.json` at the end, also if Ctrl-C ends it.
+    """Add this call to `provenance.json` when it ends, also with Ctrl-C.
 
     Args:
         out: folder of the results.
@@ -71,7 +71,7 @@ def logged_call(
 
 
 def earlier_calls(out: Path, source: Path | str | None) -> Path:
-    """Return the list of calls to go on with.
+    """Return the list of calls to continue.
 
     It is the one in `out`, else the one beside a file of records.
     """

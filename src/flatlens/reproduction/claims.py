@@ -12,11 +12,11 @@ counted as independent.
   for rank correlations it is computed on Fisher's z.
 - D1 and D2 are slopes, one line per seed.
 - Correlations over networks have intervals from leaving out one seed after another. They are given
-  *pooled* and, with eight or more runs in each configuration, also *within* configurations (with
-  the mean of each subtracted), because one may hide the reverse of the other. In simulations with
-  four seeds and five configurations the pooled intervals hold the truth in 91 to 97 % of cases, so
-  four seeds suffice for the pooled value.
-- D6 asks for a small correlation of either sign: its statistic is the size.
+  *pooled*. With eight or more runs in each configuration they are also given *within*
+  configurations, with the mean of each configuration subtracted, because the two can have opposite
+  signs. In simulations with four seeds and five configurations the pooled intervals hold the true
+  value in 91 to 97 % of cases. So four seeds are enough for the pooled value.
+- D6 claims a small correlation of either sign, so its statistic is the absolute value.
 
 Intervals are not widened for the number of claims.
 """

@@ -6,8 +6,8 @@ and optimiser are those of the paper's experiments: squared error averaged over 
 outputs, plain SGD, batch 20.
 
 The larger learning rate ends flatter, with a smaller volume and dimension. MLS (maximum local
-sensitivity) and NMLS (its sum over the layers) are not smaller after the default 10,000 steps: with
-the smaller learning rate they are still rising then.
+sensitivity) and NMLS (its sum over the layers) are not smaller after the default 10,000 steps. With
+the smaller learning rate they are still rising at that step.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ PANELS = {
 
 @dataclass(frozen=True)
 class DemoRun:
-    """One training: its learning rate, the trained network, and the records on the way."""
+    """One training: its learning rate, the trained network, and its records."""
 
     lr: float
     model: nn.Module
@@ -99,7 +99,7 @@ def schedule(steps: int) -> list[int]:
 
 
 def config(lr: float, steps: int, seed: int) -> Config:
-    """Return the training of one learning rate."""
+    """Return the config of the training with one learning rate."""
     return Config(
         model_options={"widths": WIDTHS},
         data="digits",
@@ -113,7 +113,7 @@ def config(lr: float, steps: int, seed: int) -> Config:
 
 
 def train(lr: float, steps: int, seed: int, tick: Callable[[], object] = lambda: None) -> DemoRun:
-    """Train one network and record it on the way.
+    """Train one network and record it at the steps of `schedule`.
 
     Args:
         lr: learning rate.

@@ -56,13 +56,13 @@ def figure3(
     Args:
         out: folder in which the folder `fig3` is made.
         scale: smoke or desk.
-        train: whether to train and measure; otherwise only what is there is drawn.
+        train: whether to train and measure; otherwise only existing records are drawn.
         source: a file of records to redraw from.
-        progress: show a progress bar; by default if a person looks at it.
+        progress: show a progress bar; by default on a terminal only.
         engine: further arguments of `sweep`.
 
     Returns:
-        The files, the table of claims, and what could not be done.
+        The files, the table of claims, and a sentence for each failure.
 
     Raises:
         FlatlensError: if there is no such scale, data or records are missing, or no model comes to
@@ -105,7 +105,7 @@ def _made(place: Path) -> Path:
 def _train(
     recipe: Figure3Recipe, place: Path, progress: bool | None, engine: Any, problems: list[str]
 ) -> None:
-    """Train every model; failures are told at the end and stop no other model."""
+    """Train every model; failures are listed at the end and do not stop other models."""
     load_data(recipe.configs[0])  # missing data is refused before any training
     problems += train_configs(recipe.configs, place / "runs", progress, **engine)
 
@@ -124,7 +124,7 @@ def _measure(recipe: Figure3Recipe, place: Path, problems: list[str]) -> None:
 
 
 def _published(place: Path, scale: str) -> list[str]:
-    """Measure DeiT-Tiny on photographs at desk scale; the reason if that is not possible."""
+    """Measure DeiT-Tiny on photographs at desk scale; return sentences on what was left out."""
     if scale == "smoke":
         return []
     folder = Path(os.environ.get("FLATLENS_DATA", ""))
@@ -140,7 +140,7 @@ def _published(place: Path, scale: str) -> list[str]:
 
 
 def _table(recipe: Figure3Recipe, place: Path) -> pd.DataFrame:
-    """One row for each measured model."""
+    """Return a table with one row for each measured model."""
     frames = []
     if any((place / "measured").glob("*/records.jsonl")):
         measured = read_runs(place / "measured")

@@ -29,7 +29,7 @@ RHO = "Spearman's rho over models, interval over families"
 
 
 def figure3_claims(df: pd.DataFrame) -> pd.DataFrame:
-    """Judge V1 and V2 for each way to find the two axes, and compare the two ways.
+    """Judge V1 and V2 for both ways to compute the two axes, and compare the two ways.
 
     V1: the rank correlation of the two axes is above 0, by its interval over families. V2: most
     MobileViT models lie above the trend and left of the median; families off the trend are named in

@@ -1,8 +1,8 @@
 """`flatlens reproduce interventions`: does flatness cause compression? Trained, drawn, judged.
 
-Networks are trained to be flatter (SAM, ASAM, a penalty of S) or less sensitive (a penalty of
-df/dx), or with weight decay, from the same initial weights as plain SGD. Everything goes to the
-folder `interventions` below `out`:
+Networks are trained to be flatter (SAM, ASAM, a penalty of S), to be less sensitive (a penalty of
+df/dx), or with weight decay. They start from the same initial weights as plain SGD. Everything goes
+to the folder `interventions` below `out`:
 
 | file | what |
 |---|---|
@@ -59,14 +59,14 @@ def interventions(
     Args:
         out: folder in which the folder `interventions` is made.
         scale: smoke or desk.
-        train: whether to train; otherwise only what is there is drawn.
+        train: whether to train; otherwise only existing records are drawn.
         source: a file of records to redraw from, without any training.
         known: a file of records of runs that are finished already and not trained again.
-        progress: show a progress bar; by default if a person looks at it.
+        progress: show a progress bar; by default on a terminal only.
         engine: further arguments of `sweep`.
 
     Returns:
-        The files, the table of claims, and what could not be done.
+        The files, the table of claims, and a sentence for each failure.
 
     Raises:
         FlatlensError: if there is no such scale, or data or records are missing.
@@ -101,7 +101,7 @@ def interventions(
 
 
 def _without_nan(df: pd.DataFrame) -> pd.DataFrame:
-    """None where an arm has no radius or no penalty; pandas reads it from a file as nan."""
+    """Replace NaN by None where an arm has no radius or no penalty; pandas reads None as NaN."""
     settings = {name: df[name].astype(object) for name in ("rho", "penalty") if name in df}
     return df.assign(
         **{name: column.where(column.notna(), None) for name, column in settings.items()}
@@ -109,7 +109,7 @@ def _without_nan(df: pd.DataFrame) -> pd.DataFrame:
 
 
 def _drawn(frames: Frames, place: Path, problems: list[str]) -> list[Path]:
-    """The figures of every recipe; one that cannot be drawn is a problem, not a failure."""
+    """Draw the figures of every recipe; one that cannot be drawn is listed in ``problems``."""
     place.mkdir(parents=True, exist_ok=True)
     files: list[Path] = []
     for name, df in frames.items():

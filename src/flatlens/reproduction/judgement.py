@@ -1,4 +1,4 @@
-"""Judge the claims of every figure that has records, and keep the verdicts in files.
+"""Judge the claims of every figure that has records, and write the verdicts to files.
 
 `claims.md` is for people, `claims.json` for programs.
 """
@@ -127,13 +127,15 @@ def read_claims(path: Path) -> pd.DataFrame:
     content = read_json(path, follow=True)
     again = "make it again with flatlens reproduce."
     if not isinstance(content, list):
-        raise FlatlensError(f"{path} is no table of claims; {again}")
+        raise FlatlensError(f"{path} is not a table of claims; {again}")
     for number, row in enumerate(content, 1):
         try:
             checked(row, SCHEMA, f"Row {number} of {path}")
         except FlatlensError as error:
             reason = str(error).rstrip(".")
-            raise FlatlensError(f"{reason}, so the file is no table of claims; {again}") from None
+            raise FlatlensError(
+                f"{reason}, so the file is not a table of claims; {again}"
+            ) from None
     table = pd.DataFrame(content, columns=list(SCHEMA))
     numbers = [name for name, field in SCHEMA.items() if field is NUMBER]
     return table.assign(**{name: run_table.numbers(table, name) for name in numbers})

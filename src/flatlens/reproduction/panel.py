@@ -48,9 +48,9 @@ def panel(
     Args:
         out: folder in which the folder `panel` is made.
         scale: smoke or desk.
-        train: whether to train; otherwise only what is there is drawn.
+        train: whether to train; otherwise only existing records are drawn.
         source: a file of records to redraw from, without any training.
-        progress: show a progress bar; by default if a person looks at it.
+        progress: show a progress bar; by default on a terminal only.
         engine: further arguments of `sweep`.
 
     Returns:
@@ -88,7 +88,7 @@ def panel(
 
 
 def _frames(place: Path, recipes: dict[str, Recipe], scale: str, problems: list[str]) -> Frames:
-    """The records of every recipe at this scale, with the quantities of their snapshots."""
+    """Return the records of every recipe at this scale, with the quantities of their snapshots."""
     frames: Frames = {}
     for name, df in frames_of_runs(place, scale, problems, recipes).items():
         tables = []

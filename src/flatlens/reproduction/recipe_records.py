@@ -41,7 +41,7 @@ def frames_of_runs(
         if not begun or scale not in recipe.scales:
             continue
         frame = read_runs(runs_folder(recipe, out), damaged=damaged)
-        if "run" not in frame:  # no run could be read
+        if "run" not in frame:  # no readable run
             continue
         frame = frame[frame["run"].isin([config.name for config in recipe.configs(scale)])]
         if len(frame):

@@ -40,7 +40,7 @@ def listing(scale: str, workers: int | None = None) -> list[list[str]]:
 def estimate(configs: Sequence[Config], workers: int) -> float:
     """Return the seconds that all runs take, from the cost of a start, a step and a record.
 
-    The config at the front stands for all of them: differences in batch size even out.
+    The first config is timed for all of them, because differences in batch size even out.
     """
     config = replace(configs[0], measure="end")
     _seconds(replace(config, steps=1))  # warms up
@@ -63,7 +63,7 @@ def _seconds(config: Config) -> float:
 
 
 def duration(seconds: int | float) -> str:
-    """Write a time as people say it.
+    """Write a time with a readable unit.
 
     >>> duration(42), duration(3_000), duration(11_000), duration(500_000)
     ('42 s', '50 min', '3.1 h', '5.8 days')

@@ -21,7 +21,7 @@ def train_configs(
     Args:
         configs: what to train.
         folder: folder of the runs.
-        progress: show a progress bar; by default if a person looks at it.
+        progress: show a progress bar; by default on a terminal only.
         engine: further arguments of `sweep`.
 
     Returns:
@@ -50,7 +50,7 @@ def train_recipes(
         recipes: what to train.
         scale: scale of the recipes.
         place: folder in which the folder of the runs is made.
-        progress: show a progress bar; by default if a person looks at it.
+        progress: show a progress bar; by default on a terminal only.
         known: records of finished runs, which are not trained again.
         engine: further arguments of `sweep`.
 

@@ -20,7 +20,7 @@ def claims(df: pd.DataFrame) -> dict[str, dict[str, Any]]:
     all models, *left* means below their median sharpness.
 
     Returns:
-        For each claim what it says, what was seen (key "found") and the verdict.
+        For each claim its text, the observation (key "found") and the verdict.
     """
     _, a, b, classes = points(df, *AXES)
     e = rank_correlation(a, b, classes)

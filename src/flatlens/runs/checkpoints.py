@@ -27,11 +27,11 @@ SCHEMA = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run resumes from.
+    """The tensors and the description from which a run resumes.
 
     Args:
         tensors: tensors by name, on the CPU.
-        meta: what the writer stored beside them.
+        meta: the description that the writer stored with the tensors.
         records: number of records when it was written.
         checksum: SHA-256 of these records; None for a checkpoint of flatlens 0.1.0.
     """

@@ -1,7 +1,7 @@
 """`done`: the mark of a finished run, with the number and the checksum of its records.
 
-A finished run whose records were cut or changed afterwards is noticed by it. The empty `done` of
-flatlens 0.1.0 says nothing about the records, and is accepted.
+With them a reader detects records that were cut or changed afterwards. The empty `done` of flatlens
+0.1.0 has no number and no checksum, and is accepted.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def write(folder: Path, count: int, checksum: str) -> None:
 
 @dataclass(frozen=True)
 class Promise:
-    """The records that a run finished with; `count` is None where `done` does not say it."""
+    """The number and checksum of a finished run's records; `count` is None if unknown."""
 
     count: int | None = None
     checksum: str = ""
 
     def fault(self, count: int, checksum: str) -> str | None:
-        """Return how `count` records with a checksum differ from the promise, or None."""
+        """Describe how `count` records with a checksum differ from the promise, or return None."""
         if self.count is None:
             return None
         if count != self.count:
@@ -79,7 +79,7 @@ def check(path: Path, promise: Promise | None, content: bytes) -> None:
 
 
 def is_finished(folder: Path | str) -> bool:
-    """Whether a run is finished and its records are those it finished with.
+    """Whether a run is finished and its records have not changed since.
 
     Example:
         >>> is_finished("no/such/run")

@@ -14,14 +14,15 @@ class RunBusyError(FlatlensError):
 
 
 class BusyError(FlatlensError):
-    """The lock of a file is held elsewhere."""
+    """Raised if the lock of a file is held elsewhere."""
 
 
 def acquire(path: Path) -> FileLock:
     """Take the lock of a file without waiting.
 
-    The system frees the lock when the process ends, however it ends. A forked child does not hold
-    it. The file itself stays: removing it would let two processes lock two different files.
+    The system frees the lock when the process ends, for whatever reason. A forked child does not
+    hold it. The file itself stays, because removing it would let two processes lock two different
+    files.
 
     Args:
         path: the lock file. It is created.

@@ -1,4 +1,4 @@
-"""`records.jsonl`: one record a line, appended so that a line is there whole or not at all."""
+"""`records.jsonl`: one record per line, appended completely or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flatlens.files.schema import Field, checked
 
 Record = dict[str, Any]
 
-# `step` may be missing: other users of Run may count by something else
+# `step` may be missing: other users of Run may count something else
 SCHEMA = {"step": Field((int, float, str))}
 CELL = Field((int, float, str, bool, list, dict, type(None)))
 
@@ -33,7 +33,7 @@ def encode(record: Mapping[str, Any], name: str) -> bytes:
 
 
 def decode(line: bytes, where: str) -> Record:
-    """Return the record of a line, with numbers for the strings of infinities and NaN.
+    """Return the record of a line; the strings "inf", "-inf" and "nan" become numbers.
 
     Raises:
         FlatlensError: if the line is no record. `where` names the file and the line.
@@ -76,7 +76,7 @@ def parse(path: Path, content: bytes) -> Lines:
 
 
 def read(path: Path) -> list[Record]:
-    """Return the records of a file, as far as they are written.
+    """Return the completely written records of a file.
 
     Raises:
         FlatlensError: if the file cannot be read or a line is damaged.
@@ -127,7 +127,7 @@ class RecordFile:
         return self._digests[count - 1] if count else hashlib.sha256().hexdigest()
 
     def append(self, line: bytes, record: Record) -> None:
-        """Add one line and wait until the disk has it.
+        """Append one line and wait until it is on the disk.
 
         Raises:
             OSError: if the disk does not take it; the file is as before then.

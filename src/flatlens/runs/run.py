@@ -1,4 +1,4 @@
-"""A Run is a folder that can be reopened after its writer was killed at any moment.
+"""``Run``: a folder that can be reopened after its writer was killed at any moment.
 
 The files of the folder are listed in :mod:`flatlens.runs.layout`. All of them open in pandas,
 DuckDB or a text editor. Numbers are written so that they read back bit for bit. JSON has no
@@ -48,8 +48,8 @@ class Run:
         folder: the folder.
         config: the config of the run.
         records: the records, in order.
-        damage: why the records of a finished run are not those it finished with, or None. Call
-            `repair` to make the run unfinished again.
+        damage: how the records of a finished run have changed, or None. Call `repair` to make the
+            run unfinished again.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Run:
             if lines.damage is not None:
                 raise lines.damage
         else:
-            # what follows the last record of a finished run is no record of it
+            # text after the last record of a finished run is not a record
             count = min(count, promise.count)
             fault = promise.fault(count, lines.checksum(count))
             if fault is not None:
@@ -187,7 +187,7 @@ class Run:
         self.damage = None
 
     def _fits(self, lines: RecordFile) -> bool:
-        """Whether the records up to the checkpoint are those that it was written with."""
+        """Whether the records up to the checkpoint have not changed since it was written."""
         try:
             saved = checkpoints.read(self.folder / CHECKPOINT)
         except FlatlensError:
@@ -235,7 +235,7 @@ class Run:
     @no_type_check
     @typed_arguments
     def checkpoint(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Replace the checkpoint at one instant.
+        """Replace the checkpoint atomically.
 
         Args:
             tensors: tensors by name.
@@ -249,7 +249,7 @@ class Run:
     @no_type_check
     @typed_arguments
     def snapshot(self, step: int, tensors: Mapping[str, Tensor]) -> Path:
-        """Write the weights of one step to ``snapshots/STEP.safetensors`` at one instant."""
+        """Write the weights of one step to ``snapshots/STEP.safetensors`` atomically."""
         self._check_open()
         path = self.folder / SNAPSHOTS / f"{step:08d}.safetensors"
         checkpoints.write(path, tensors, {"step": step})
@@ -301,7 +301,7 @@ class Run:
 
     def close(self) -> None:
         """Free the lock; records and checkpoint are on the disk already."""
-        # a refused argument leaves an object without attributes
+        # an object whose __init__ raised has no attributes
         lines, lock = getattr(self, "_lines", None), getattr(self, "_lock", None)
         self._lines = self._lock = None
         if lines is not None:
@@ -335,8 +335,8 @@ class Run:
 def _remove_unfinished(folder: Path) -> None:
     """Remove the temporary files that a killed writer of this run left in a folder.
 
-    Files that only the holder of the lock writes are surely left behind; others (the error of a
-    sweep) may be under way, unless they are old.
+    Files that only the holder of the lock writes are leftovers. Others (the error of a sweep) may
+    still be in use, unless they are old.
     """
     own = (CONFIG, CHECKPOINT, DONE, ".safetensors")
     for file in folder.iterdir() if folder.is_dir() else ():
@@ -351,7 +351,7 @@ def _remove_unfinished(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _named(action: str, path: Path) -> Iterator[None]:
-    """Turn an error of the system into a sentence that names the file."""
+    """Turn an OSError into a FlatlensError that names the file."""
     try:
         yield
     except OSError as error:

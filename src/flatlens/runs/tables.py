@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run as its folder holds it.
+    """A run that was read from its folder.
 
     Args:
         name: path of the folder below the folder that was searched.
@@ -93,8 +93,8 @@ def read_runs(folder: str | Path, *, damaged: list[str] | None = None) -> pd.Dat
 def run_folders(folder: Path, unreadable: dict[str, str] | None = None) -> Iterator[Path]:
     """Yield every folder of a run at or below a folder, in the order of their names.
 
-    A run has `records.jsonl`, or a config with a checkpoint or `done` beside it: then its records
-    are lost, which the reader of the folder reports.
+    A folder is a run if it has `records.jsonl`. It is also a run if it has a config and a
+    checkpoint or `done`; its records are then lost, which the reader of the folder reports.
 
     Args:
         folder: the folder to search. Symbolic links to folders are not followed.
@@ -140,7 +140,7 @@ def _table(runs: list[StoredRun]) -> pd.DataFrame:
     tables = []
     for run, frame in zip(runs, frames, strict=True):
         config = {f"config.{k}" if k in taken else k: value for k, value in run.config.items()}
-        # a list of one object per row: pandas would spread a bare tuple over the rows
+        # one list per row, because pandas would spread a bare tuple over the rows
         cells = {key: [v] * len(frame) for key, v in ({"run": run.name} | config).items()}
         tables.append(pd.concat([frame, pd.DataFrame(cells, index=frame.index)], axis=1))
     filled = [table for table in tables if len(table)] or tables or [pd.DataFrame()]

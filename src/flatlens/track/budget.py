@@ -1,4 +1,4 @@
-"""How much time measuring may take, and what to give up when it takes more."""
+"""The time that measuring may take, and what to leave out when it takes more."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FEWEST = 10  # samples that are enough for a standard error
 
 @dataclass(frozen=True)
 class Level:
-    """One way to measure: which quantities, on all samples or a part, and what that gives up."""
+    """One way to measure: its quantities, its samples, and what it leaves out."""
 
     request: Request
     is_part: bool = False
@@ -26,7 +26,7 @@ class Level:
 def levels(request: Request, samples: int | None) -> list[Level]:
     """List the ways to measure, from expensive to cheap.
 
-    A sketch is none of them: for ten outputs it costs more than the exact pass.
+    A sketch is not among them, because for ten outputs it costs more than the exact pass.
 
     Args:
         request: what the user asked for.
@@ -71,21 +71,21 @@ class TimeBudget:
         self.spent: dict[int, float] = {}  # seconds of the last measurement of each level
 
     def choose(self, now: float) -> int | None:
-        """Return the number of the first level that the time allows, or None."""
+        """Return the index of the first level that the time allows, or None."""
         if self.share is None or not self.spent:
             return 0
         allowed = self.share * (now - self.ended)
         return next((k for k in range(len(self.levels)) if self._expected(k) <= allowed), None)
 
     def record(self, level: int, start: float, end: float) -> None:
-        """Note how long a measurement took."""
+        """Record how long a measurement took."""
         self.ended = end
         self.spent[level] = end - start
 
     def _expected(self, level: int) -> float:
         """Estimate the seconds of a level: its last time, or four times that of a part.
 
-        The first measurement warms up; its time must not count for ever.
+        The time of the first measurement includes warm-up, so a later part corrects it.
         """
         seconds = self.spent.get(level, 0.0)
         last = len(self.levels) - 1

@@ -1,4 +1,4 @@
-"""Checks of a tracker's arguments; each refusal names the argument."""
+"""Check the arguments of a tracker; each message names the argument."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from flatlens.track.folders import EXIST, RunTarget
 from flatlens.track.schedules import Schedule
 from flatlens.track.sinks.base import Sink
 
-OWN_OPTIONS = {"model", "x", "y", "quantities", "n"}  # of measure, which a tracker handles itself
+# Options of ``measure`` that a tracker handles itself.
+OWN_OPTIONS = {"model", "x", "y", "quantities", "n"}
 
 
 def check_model(model: Any) -> None:
-    """Refuse anything but a module."""
+    """Raise if the model is not a module."""
     if not isinstance(model, nn.Module):
         raise FlatlensError(f"model is a {type(model).__name__}, not a torch.nn.Module")
 
 
 def check_options(options: Mapping[str, Any], of_measure: set[str]) -> None:
-    """Refuse options that ``measure`` does not have."""
+    """Raise for options that ``measure`` does not have."""
     known = of_measure - OWN_OPTIONS
     if unknown := sorted(options.keys() - known):
         raise FlatlensError(
-            f"Tracker has no option {unknown[0]!r}; those of measure are {', '.join(sorted(known))}"
+            f"Tracker has no option {unknown[0]!r}; measure has {', '.join(sorted(known))}"
         )
 
 
 def check_overhead(max_overhead: Any, distributed: bool) -> None:
-    """Refuse a limit that is not a share, or that processes would apply differently."""
+    """Raise if the limit is not a share, or if processes would apply it differently."""
     if max_overhead is None:
         return
     if not 0 < real_number("max_overhead", max_overhead) <= 1:
@@ -49,7 +50,7 @@ def check_overhead(max_overhead: Any, distributed: bool) -> None:
 def sink_list(sinks: Any) -> list[Sink]:
     """Return the sinks as a list."""
     if not isinstance(sinks, Sequence) or not all(isinstance(sink, Sink) for sink in sinks):
-        raise FlatlensError(f"sinks={short_repr(sinks)} is no list of sinks; give [CSV(path)]")
+        raise FlatlensError(f"sinks={short_repr(sinks)} is not a list of sinks; give [CSV(path)]")
     return list(sinks)
 
 
@@ -58,7 +59,7 @@ def schedule_list(when: Any) -> list[Schedule]:
     schedules = [when] if callable(when) or not isinstance(when, Sequence) else list(when)
     if not schedules or not all(callable(schedule) for schedule in schedules):
         raise FlatlensError(
-            f"when={short_repr(when)} is no schedule; give every(200) or several in a list"
+            f"when={short_repr(when)} is not a schedule; give every(200) or several in a list"
         )
     return schedules
 
@@ -108,7 +109,7 @@ def _config(config: Any) -> dict[str, Any] | None:
     if config is None:
         return None
     if not isinstance(config, Mapping) or not all(isinstance(key, str) for key in config):
-        raise FlatlensError(f'config={short_repr(config)} is no dict; give {{"lr": 0.1}}')
+        raise FlatlensError(f'config={short_repr(config)} is not a dict; give {{"lr": 0.1}}')
     try:
         json.dumps(dict(config))
     except (TypeError, ValueError) as error:
@@ -132,7 +133,7 @@ def loss_name(loss: Any) -> str:
 
 
 def check_state(state: Any) -> None:
-    """Refuse anything but what ``state_dict`` returns."""
+    """Raise if ``state`` is not a result of ``state_dict``."""
     valid = (
         isinstance(state, Mapping)
         and isinstance(state.get("steps"), int)

@@ -1,4 +1,4 @@
-"""Which folder a tracker writes to when the folder that was asked for exists already."""
+"""Choose the folder of a tracker if the requested folder exists already."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ log = logging.getLogger("flatlens")
 
 @dataclass(frozen=True)
 class RunTarget:
-    """The run folder that a user asked for, and what to do if it has records.
+    """The requested run folder, and what to do if it has records.
 
-    Numbered folders stand beside the folder that was asked for: ``runs/a``, ``runs/a-2``, ...
+    Numbered folders have the same parent as the requested folder: ``runs/a``, ``runs/a-2``, ...
     """
 
     path: Path
@@ -115,7 +115,7 @@ class RunTarget:
         return name == own or bool(re.fullmatch(rf"{re.escape(own)}-[1-9]\d*", name))
 
     def _open(self, path: Path) -> Run:
-        """Open a folder; an earlier run without a config of the user's is taken as it is."""
+        """Open a folder; an earlier run without a user config is accepted."""
         if self.config is None and has_records(path):
             return Run.open(path)
         # The config of an older folder lacks the loss. One without a precision has the default.
@@ -145,7 +145,7 @@ def _delete_run(folder: Path) -> None:
         Run.open(folder).close()
     except RunBusyError:
         raise
-    except FlatlensError:  # a damaged run is to be replaced, too
+    except FlatlensError:  # a damaged run is replaced, too
         pass
     for name in RUN_FILES:
         (folder / name).unlink(missing_ok=True)

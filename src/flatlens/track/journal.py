@@ -35,7 +35,7 @@ class Journal:
         self._memory: list[Record] = []  # records where there is no run folder
 
     @property
-    @no_type_check  # its checks would draw random numbers in the training
+    @no_type_check  # the type checker would draw random numbers in the training
     def records(self) -> list[Record]:
         """All records, oldest first."""
         return self._memory if self.run is None else self.run.records
@@ -67,7 +67,7 @@ class Journal:
         """
         if not self.records or step > self.records[-1]["step"]:
             return True
-        if step == self.last_step:  # asked twice at one step, as by two hooks of a framework
+        if step == self.last_step:  # called twice at one step, as by two hooks of a framework
             return False
         last = self.records[-1]["step"]
         if self.last_step is None and self.run is not None:
@@ -89,14 +89,14 @@ class Journal:
         self.last_step = record["step"]
 
     def skip(self, step: int, why: str) -> None:
-        """Note a step that was not measured, or not in full."""
+        """Record a step that was not measured, or not in full."""
         entry = {"step": step, "why": why}
         self.skipped.append(entry)
         if self.run is not None:
             self.run.log("skipped", entry)
 
     def resume(self, records: Sequence[Mapping[str, Any]], name: str | None) -> None:
-        """Go back to the records of a checkpoint; later records are dropped.
+        """Return to the records of a checkpoint; later records are dropped.
 
         Args:
             records: the records at the time of the checkpoint.

@@ -66,7 +66,7 @@ class TrackerCallback(Callback):
         if not isinstance(tracker, Tracker):
             raise FlatlensError(f"tracker is a {type(tracker).__name__}, not a Tracker")
         if isinstance(metrics, str) or not all(isinstance(name, str) for name in metrics):
-            raise FlatlensError(f"metrics={metrics!r} is no list of names")
+            raise FlatlensError(f"metrics={metrics!r} is not a list of names")
         if on not in ("train", "validation"):
             raise FlatlensError(f'on={on!r} is unknown; use "train" or "validation"')
         self.tracker, self.metrics, self.on = tracker, list(metrics), on

@@ -1,4 +1,4 @@
-"""What a tracker measures when time is short, and standard errors of measurements on a part."""
+"""Quantities of a tracker when time is short, and standard errors of partial measurements."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def errors_of_part(m: Measurement, n: int) -> dict[str, float]:
     scale = np.sqrt(1 / m.probe.n - 1 / n)
     with np.errstate(invalid="ignore"):  # a volume of 0 has no logarithm
         return {
-            # A sketch has an error of its own.
+            # A sketch has its own error.
             f"{name}_se": float(
                 np.hypot(scale * np.std(values, ddof=1), m.values.get(f"{name}_se", 0.0))
             )

@@ -96,7 +96,7 @@ def at(steps: Iterable[int]) -> Schedule:
     except TypeError:
         valid = False
     if not valid:
-        raise FlatlensError(f"steps={short_repr(steps)} is no list of steps; give at([10, 100])")
+        raise FlatlensError(f"steps={short_repr(steps)} is not a list of steps; give at([10, 100])")
     return chosen.__contains__
 
 

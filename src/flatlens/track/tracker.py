@@ -156,7 +156,7 @@ class Tracker:
         for name in RESERVED:
             if name in scalars:
                 raise FlatlensError(
-                    f"the scalar {name!r} has the name of a column of read_runs; call it otherwise"
+                    f"the scalar {name!r} has the name of a column of read_runs; rename it"
                 )
         if self.journal.resumes:
             self._open_journal()  # the schedules see the records of the folder
@@ -198,7 +198,7 @@ class Tracker:
             return None
         if clash := sorted(scalars.keys() & values.keys()):
             raise FlatlensError(
-                f"the scalar {clash[0]!r} has the name of a measured quantity; call it otherwise"
+                f"the scalar {clash[0]!r} has the name of a measured quantity; rename it"
             )
         self._write(step, {**scalars, **values})
         return m

@@ -2,7 +2,7 @@
 
 The ascent of ASAM takes nine operations over every weight. On a CPU these are bound by memory, so
 they run on one piece of a tensor after another, each small enough to stay in the cache. For the
-same reason the weights are not copied and put back: the network reads other tensors meanwhile.
+same reason the weights are not copied and restored. The network reads other tensors instead.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def ascend(parameters: list[nn.Parameter], worst: list[Tensor], rho: float, adap
     T = |w| + eta (Kwon et al., 2021).
 
     Args:
-        parameters: parameters w with gradients g; those without a gradient stay where they are.
-        worst: tensors like the parameters. The point is written there.
+        parameters: parameters w with gradients g; those without a gradient do not move.
+        worst: tensors like the parameters, to which the point is written.
         rho: radius of the ball.
         adaptive: ASAM instead of SAM.
     """
@@ -45,14 +45,14 @@ def ascend(parameters: list[nn.Parameter], worst: list[Tensor], rho: float, adap
 
 @contextlib.contextmanager
 def placed(parameters: list[nn.Parameter], values: list[Tensor]) -> Iterator[None]:
-    """Let the parameters have other values for a while; their own come back whatever happens."""
-    own = [p.data for p in parameters]
+    """Give the parameters other values inside a block; their own values are always restored."""
+    own_values = [p.data for p in parameters]
     try:
         for p, value in zip(parameters, values, strict=True):
             p.data = value
         yield
     finally:
-        for p, value in zip(parameters, own, strict=True):
+        for p, value in zip(parameters, own_values, strict=True):
             p.data = value
 
 

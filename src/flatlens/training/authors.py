@@ -1,11 +1,12 @@
 """Quantities as the code of the paper's authors computes them, where it differs from the paper.
 
-`bound_authors` is the right side of Eq. 12, `d_authors` D of Eq. 48 (the right side of Eq. 11),
-both with the norms below and 1e-4 added to every squared norm of an input.
+`bound_authors` is the right side of Eq. 12, and `d_authors` is D of Eq. 48 (the right side of Eq.
+11). Both use the norms below and add 1e-4 to every squared norm of an input.
 
-The norms: spectral in a network of linear layers alone; in a network with convolutions Frobenius,
-its square times the number of output positions for a convolution. (The third variant, the log
-volume of the three largest singular values, is `log_volume_top3` of `measure`.)
+In a network of linear layers alone the norms are spectral. In a network with convolutions they are
+Frobenius norms. The square of a convolution's norm is multiplied by its number of output positions.
+(A third variant, the log volume of the three largest singular values, is `log_volume_top3` of
+`measure`.)
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ EPSILON = 1e-4
 
 
 def bound_authors(p: Probe) -> float:
-    """sqrt(mean_i sum_l ||W_l||^2 / (||x_il||^2 + 1e-4)) sqrt(S).
+    """Return sqrt(mean_i sum_l ||W_l||^2 / (||x_il||^2 + 1e-4)) sqrt(S).
 
     >>> import torch, flatlens as fl
     >>> net = torch.nn.Conv1d(1, 1, 1, bias=False).double()
@@ -40,7 +41,7 @@ def bound_authors(p: Probe) -> float:
 
 
 def d_authors(p: Probe) -> float:
-    """sqrt(mean_i ||W_i||^2 / (||x_i||^2 + 1e-4)) sqrt(S) of the layer that reads the input.
+    """Return sqrt(mean_i ||W_i||^2 / (||x_i||^2 + 1e-4)) sqrt(S) of the first layer.
 
     NaN if no layer reads the input of the network.
     """
@@ -62,7 +63,7 @@ VARIANTS: dict[str, Callable[[Probe], float]] = {
     "bound_authors": bound_authors,
     "d_authors": d_authors,
 }
-for variant in VARIANTS.values():  # ``measure`` reads what a function needs of the pass
+for variant in VARIANTS.values():  # ``measure`` reads the needs of a function
     variant.needs = frozenset({GRADIENTS, WEIGHT_NORMS})  # type: ignore[attr-defined]
 
 

@@ -22,7 +22,7 @@ __all__ = ["Config", "due_steps", "read_toml"]
 
 MLP_ON_DIGITS = (64, 500, 500, 500, 10)  # the paper's MLP, for 8 x 8 pixels
 RHO = {"sam": 0.05, "asam": 0.5, "sam-adamw": 0.05}  # the radii that the two papers recommend
-FREE = ("checkpoint_every", "snapshots")  # fields that do not change the records
+FREE = ("checkpoint_every", "snapshots")  # fields that the records do not depend on
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for name, check in CHECKS.items():
-            # the value in its one plain form: a tuple for a list, an int for NumPy's int64
+            # the canonical value: a tuple for a list, an int for NumPy's int64
             object.__setattr__(self, name, check(name, getattr(self, name)))
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Checks of the fields of a config: each returns the value in its one plain form, or refuses it."""
+"""Check the fields of a config: each check returns the canonical value, or raises."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def _options(name: str, value: Any) -> dict[str, Any]:
         _refuse(name, value, "a table of keyword arguments")
     try:
         text = json.dumps(value, allow_nan=False)
-        parse_json(text, name)  # as deep as a config may be, and no larger integers
+        parse_json(text, name)  # checks the depth and the size of integers
     except (TypeError, ValueError, RecursionError):
         _refuse(name, value, "made of numbers, strings, lists and tables")
     return {key: frozen(item) for key, item in value.items()}
 
 
-def _integer(least: int, most: int = 2**63 - 1) -> Check:  # what torch can count to
+def _integer(least: int, most: int = 2**63 - 1) -> Check:  # largest integer of torch
     def check(name: str, value: Any) -> int:
         try:
             whole = operator.index(value)  # integers of Python and NumPy, but no floats

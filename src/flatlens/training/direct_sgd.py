@@ -4,9 +4,9 @@ A step of SGD on a linear layer with inputs h and output gradients d is
 
     W <- (1 - lr decay) W - lr d^T h,    b <- (1 - lr decay) b - lr sum_i d_i
 
-One matrix product does all of it for W. An optimiser needs the gradient first, which is written,
-read again and added. With small batches these passes over the weights and the bookkeeping of
-autograd take about a fifth of the step. The result is that of `torch.optim.SGD` but for rounding.
+One matrix product does the whole step for W. An optimiser first writes the gradient, reads it again
+and adds it. With small batches these passes over the weights and the bookkeeping of autograd take
+about a fifth of the step. The result equals that of `torch.optim.SGD` up to rounding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-# From the gradient by an activation's output, its input and its output, to that by its input.
+# (gradient at an activation's output, its input, its output) -> gradient at its input.
 Backward = Callable[[Tensor, Tensor, Tensor], Tensor]
 aten = torch.ops.aten
 BACKWARD: dict[type[nn.Module], Backward] = {
@@ -34,9 +34,9 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 class DirectSGD:
     """Steps of plain SGD with the parameters of a chain.
 
-    The tensors to change are those that the parameters have now. If the parameters have other
-    values during a step, the gradient is taken there and the step is made from the old values, as
-    SAM does it.
+    The steps change the present tensors of the parameters. If the parameters have other values
+    during a step, the gradient is taken at these values and the step starts from the old values, as
+    in SAM.
 
     Args:
         network: the chain, one for which `is_plain_chain` is true.
@@ -77,7 +77,7 @@ class DirectSGD:
                 if not isinstance(layer, nn.Linear):
                     d = BACKWARD[type(layer)](d, h, values[k + 1])
                     continue
-                # the layers below need the weight as it was in the forward pass
+                # the layers below need the weight of the forward pass
                 below = d @ layer.weight if k > lowest else d
                 self._change(k, d.reshape(-1, d.shape[-1]), h.reshape(-1, h.shape[-1]), lr)
                 d = below
@@ -97,8 +97,9 @@ class DirectSGD:
 def is_plain_chain(network: nn.Module) -> bool:
     """Return whether a network is a sequence of linear layers and activations, each used once.
 
-    Anything that could see the difference is excluded: hooks, frozen parameters, parameters that
-    two layers share, activations that overwrite their input, and subclasses of the modules.
+    Networks for which the result could differ are excluded: those with hooks, frozen parameters,
+    parameters that two layers share, activations that overwrite their input, and subclasses of the
+    modules.
 
     >>> is_plain_chain(nn.Sequential(nn.Linear(2, 2), nn.ReLU())), is_plain_chain(nn.Linear(2, 2))
     (True, False)

@@ -41,9 +41,9 @@ def make_record(
     measured = train.head(config.samples)
     quantities, variants = split(config.quantities)
     functions = [VARIANTS[name] for name in variants]
-    single = isinstance(quantities, str)
-    wanted: Quantities = quantities if single else [*resolved(quantities), *functions]
-    m = fl.measure(network, measured.x, measured.y, quantities=wanted)
+    is_set_name = isinstance(quantities, str)
+    requested: Quantities = quantities if is_set_name else [*resolved(quantities), *functions]
+    m = fl.measure(network, measured.x, measured.y, quantities=requested)
     return {"step": step, **m.to_dict(), **scores}
 
 

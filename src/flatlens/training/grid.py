@@ -1,4 +1,4 @@
-"""The grid of a sweep: which configs it stands for, and how to read it from a TOML file."""
+"""The grid of a sweep: its configs, and how to read it from a TOML file."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _axes(grid: Grid, prefix: str = "") -> Iterator[tuple[str, Collection[Any]]]
 
 
 def _check_size(runs: int) -> None:
-    """Refuse a grid with so many runs that even tiny ones would fill a disk."""
+    """Raise for a grid with so many runs that even tiny ones would fill a disk."""
     if runs > MOST_RUNS:
         raise FlatlensError(
             f"The grid has {runs:,} runs, which would write at least {runs * FOLDER / 1e9:,.0f} "

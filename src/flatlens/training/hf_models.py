@@ -1,8 +1,8 @@
 """Models of Transformers by name or folder: `hf:gpt2`, `hf:./checkpoint` (extra `transformers`).
 
-Weights are read from safetensors files alone, and code that lies beside them is never run. The
-library's own settings decide about the network: its cache is used first, and HF_HUB_OFFLINE=1 keeps
-it from asking.
+Weights are read only from safetensors files, and code beside them is never run. The library's
+settings decide about network access: its cache is used first, and with HF_HUB_OFFLINE=1 it does not
+connect.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def transformers() -> Any:
 def create(name: str, weights: Weights = "pretrained", **options: Any) -> nn.Module:
     """Create a model with its weights, in evaluation mode.
 
-    The class is the one that the configuration names, such as GPT2LMHeadModel, and that of
-    `AutoModel` where it names none.
+    The configuration names the class, such as GPT2LMHeadModel. If it names none, `AutoModel`
+    chooses the class.
 
     Args:
         name: name on the hub, or a folder with config.json and safetensors files.
-        weights: "pretrained", or "random" for those of torch's global generator.
+        weights: "pretrained", or "random" for weights from torch's global generator.
         options: entries of the configuration, such as num_labels.
 
     Raises:
@@ -56,7 +56,7 @@ def create(name: str, weights: Weights = "pretrained", **options: Any) -> nn.Mod
         )
     try:
         config = library.AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
-        config.use_cache = False  # keys and values of earlier tokens, which no derivative needs
+        config.use_cache = False  # the cache of earlier tokens is not needed
         kind = _model_class(library, config)
         if weights == "random":
             model = (
@@ -68,7 +68,7 @@ def create(name: str, weights: Weights = "pretrained", **options: Any) -> nn.Mod
             model = kind.from_pretrained(
                 name, config=config, use_safetensors=True, trust_remote_code=False
             )
-    except Exception as error:  # of the hub, a file, or the code of any model
+    except Exception as error:  # the hub, a file or a model may raise anything
         raise FlatlensError(f"Cannot load hf:{name}: {_reason(name, error)}.") from error
     plain: nn.Module = model.eval()
     return plain

@@ -19,7 +19,7 @@ from flatlens.training.surroundings import torch_settings
 def measure_run(
     folder: Path | str, *, models: Collection[str] = (), trust: bool = False
 ) -> Measurement:
-    """Measure a run on the samples that its records are about.
+    """Measure a run on the samples of its records.
 
     Only models that flatlens itself names are rebuilt (`mlp`, ..., `vit`, `timm:NAME`), because a
     run folder can come from a stranger.

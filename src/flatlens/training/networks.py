@@ -312,8 +312,8 @@ def build(name: str, **options: Any) -> nn.Module:
     Raises:
         FlatlensError: if the name is unknown, the options do not fit, the network is larger than
             the memory of this machine, or its weights have no values yet.
-        Exception: whatever a user's factory raises. It gets an attribute `told`: one sentence for
-            a person.
+        Exception: any error of a user's factory. Its attribute `sentence` describes the error in
+            one sentence.
 
     >>> build("mlp", widths=(4, 3, 2))[1]
     Linear(in_features=4, out_features=3, bias=True)
@@ -332,7 +332,7 @@ def build(name: str, **options: Any) -> nn.Module:
     except FlatlensError:
         raise
     except Exception as error:  # not a FlatlensError: a sweep tries it again
-        vars(error)["told"] = _described(f"Cannot build model {name!r}", error)
+        vars(error)["sentence"] = _described(f"Cannot build model {name!r}", error)
         raise
     if not isinstance(model, nn.Module):
         kind = type(model).__name__

@@ -1,4 +1,4 @@
-"""Quantities of the user in configs and on the command line, named ``package.module:function``."""
+"""User quantities in configs and on the command line, named ``package.module:function``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a training step minimises: the loss of a batch, with a penalty and changed images if asked.
+"""The objective of a training step: the loss of a batch, with a penalty and augmented images.
 
 Everything random here (the signs of a penalty, the flips and crops of images) comes from a
-generator of its own, seeded by (seed, step). A run that resumes at any step draws the same numbers.
+generator that is seeded by (seed, step). A run that resumes at any step draws the same numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flatlens.penalties import sensitivity_of_outputs, sharpness_of_outputs, twi
 from flatlens.training.config import Config
 from flatlens.training.config_checks import split_penalty
 
-SIGNS, IMAGES = 1, 2  # what a generator is for
+SIGNS, IMAGES = 1, 2  # purposes of a generator
 PADDING = 8  # a crop moves an image by up to an eighth of its size
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -66,7 +66,7 @@ def objective(config: Config, network: nn.Module, loss_of: Loss) -> Objective:
 
 
 def step_generator(seed: int, step: int, purpose: int) -> torch.Generator:
-    """A generator that depends on the seed, the step and what it is for, and on nothing else.
+    """Return a generator that depends only on the seed, the step and its purpose.
 
     >>> a, b = step_generator(0, 7, SIGNS), step_generator(0, 7, SIGNS)
     >>> torch.rand(1, generator=a) == torch.rand(1, generator=b)
@@ -77,7 +77,7 @@ def step_generator(seed: int, step: int, purpose: int) -> torch.Generator:
 
 
 def check_augmentation(config: Config, x: Tensor) -> None:
-    """Refuse to flip or crop what is no image.
+    """Raise if the inputs to flip or crop are not images.
 
     Raises:
         FlatlensError: if augment is set and the inputs are not [n, channels, height, width].
@@ -90,7 +90,7 @@ def check_augmentation(config: Config, x: Tensor) -> None:
 
 
 def _augmentation(config: Config) -> Callable[[Tensor, int], Tensor]:
-    """The function that changes the images of a step."""
+    """Return the function that changes the images of a step."""
     wanted = (config.augment or "").split("+")
     if config.augment is None:
         return lambda x, step: x

@@ -1,4 +1,4 @@
-"""Put a network and its samples together: weights, device, precision, and a first trial."""
+"""Prepare a network and its samples: weights, device, precision, and a first trial."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def subject(
         n: number of samples, the first ones of the training part. By default 100.
         device: where to compute.
         dtype: precision of weights and inputs; None keeps that of the network.
-        key: where the weights are in the checkpoint; None searches them.
+        key: where the weights are in the checkpoint; None searches for them.
 
     Returns:
         Network, inputs and targets.
@@ -57,10 +57,10 @@ def subject(
 
 def _head(data: Data, n: int | None) -> tuple[Tensor, Tensor]:
     """Return the first n training samples; too few samples raise, and are never cut silently."""
-    there = len(data.x_train)
-    if n is not None and n > there:
-        raise FlatlensError(f"{n} samples were asked for, but the data has only {there}.")
-    n = min(SAMPLES, there) if n is None else n
+    available = len(data.x_train)
+    if n is not None and n > available:
+        raise FlatlensError(f"{n} samples were asked for, but the data has only {available}.")
+    n = min(SAMPLES, available) if n is None else n
     return data.x_train[:n], data.y_train[:n]
 
 
@@ -84,7 +84,7 @@ def place(
 
 
 def check_device(device: str, here: bool = True) -> None:
-    """Refuse a device that is unknown, absent, or without values ("meta").
+    """Raise if a device is unknown, absent, or without values ("meta").
 
     Args:
         device: name of the device.
@@ -114,7 +114,7 @@ def try_one(network: nn.Module, x: Tensor) -> None:
     try:
         with torch.no_grad():
             network(x[:1])
-    except Exception as error:  # the network is anyone's code and may raise anything
+    except Exception as error:  # a user's network may raise anything
         reason = first_line(error).rstrip(".")
         raise FlatlensError(
             f"The network cannot read an input of shape {list(x[:1].shape)} ({x.dtype}): {reason}."
@@ -122,7 +122,7 @@ def try_one(network: nn.Module, x: Tensor) -> None:
 
 
 def _refuse_complex(network: nn.Module, x: Tensor, y: Tensor) -> None:
-    """Refuse complex numbers: a real dtype would drop their imaginary part silently."""
+    """Raise for complex numbers, because a real dtype would silently drop their imaginary part."""
     named = {**dict(network.named_parameters()), **dict(network.named_buffers())}
     named |= {"the input": x, "the target": y}
     for name, tensor in named.items():

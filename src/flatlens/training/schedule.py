@@ -1,4 +1,4 @@
-"""When a training is measured, decided step by step: no list of steps is ever needed."""
+"""The measurement schedule of a training, decided step by step without a list of steps."""
 
 from __future__ import annotations
 

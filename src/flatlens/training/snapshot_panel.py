@@ -1,4 +1,4 @@
-"""Quantities of every snapshot of a run that its records do not hold: spectrum and geometry."""
+"""Further quantities of every snapshot of a run: spectrum and geometry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flatlens.training.surroundings import torch_settings
 from flatlens.training.weight_files import read_state
 
 GEOMETRY = ("participation_ratio", "intrinsic_dimension", "nc1")
-SEPARATOR = "@"  # between a quantity and the place where it was measured
+SEPARATOR = "@"  # separates a quantity from the place where it was measured
 
 
 def snapshot_panel(folder: Path) -> list[dict[str, Any]]:

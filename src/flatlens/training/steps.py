@@ -21,7 +21,7 @@ from flatlens.training.direct_sgd import DirectSGD, is_plain_chain
 from flatlens.training.penalised_steps import objective
 from flatlens.training.samples import Part
 
-WARM_UP = 0.1  # share of the steps in which a cosine schedule rises
+WARM_UP = 0.1  # share of the steps in which the learning rate of a cosine schedule rises
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Step = Callable[[Tensor, int], Tensor]  # indices of a batch, step -> its loss, after one update
@@ -105,7 +105,7 @@ def make_step(
 
 
 def _direct_step(network: nn.Module, part: Part, config: Config) -> Step | None:
-    """Return a step that plain SGD makes during the backward pass, or None where it cannot."""
+    """Return a step of plain SGD during the backward pass, or None if that is impossible."""
     simple = config.optimizer in ("sgd", "sam", "asam") and not config.penalty
     if not simple or config.augment or not is_plain_chain(network):
         return None
@@ -174,8 +174,8 @@ def _sharpness_aware_step(
     Args:
         optimizer: the optimiser that follows the gradient.
         gradients: leaves the gradients of a batch in the parameters.
-        direct: makes the step while it goes backwards, where the network allows it. It changes the
-            weights themselves also while the parameters have the values of the worst point.
+        direct: makes the step during the backward pass, if the network allows it. It changes the
+            weights themselves even while the parameters have the values of the worst point.
         config: the config.
     """
     parameters = optimizer.param_groups[0]["params"]
@@ -213,7 +213,7 @@ def _batch_of_one(n: int, config: Config) -> Iterator[None]:
 def batches(
     n: int, batch_size: int, seed: int, start: int, device: str = "cpu"
 ) -> Iterator[Int[Tensor, " b"]]:
-    """Yield the indices of the batches from a step on, each epoch in an order of its own.
+    """Yield the indices of the batches from a step on, each epoch in its own order.
 
     The order of an epoch depends on the seed and the number of the epoch alone, so a training that
     resumes needs no stored state for it.

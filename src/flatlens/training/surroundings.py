@@ -1,4 +1,4 @@
-"""What a training changes around it, and puts back: threads, random numbers, Ctrl-C."""
+"""Process settings that a training changes and restores: threads, random numbers, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flatlens.training.config import Config
 
 @contextlib.contextmanager
 def torch_settings(config: Config) -> Iterator[None]:
-    """Use the threads of a config; the caller's threads and generators are put back."""
+    """Use the threads of a config inside a block; threads and generators are restored."""
     threads = torch.get_num_threads()
     devices = [config.device] if config.device.startswith("cuda") else []
     try:
@@ -28,7 +28,7 @@ def torch_settings(config: Config) -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[threading.Event]:
-    """Give an event that Ctrl-C sets, so that a step is finished and saved.
+    """Yield an event that Ctrl-C sets, so that the step is finished and saved.
 
     A second Ctrl-C interrupts at once. Only the main thread receives signals.
     """

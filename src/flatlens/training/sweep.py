@@ -105,7 +105,7 @@ def sweep(
     frame = read_runs(folder, damaged=damaged)
     if damaged:
         raise SweepError(" ".join(damaged))
-    # the other process may have finished in the meantime
+    # another process may have finished in the meantime
     frame.attrs["busy"] = [name for name in busy if not is_finished(folder / name)]
     return frame
 
@@ -142,7 +142,7 @@ def _failures(failed: Mapping[str, str], total: int, folder: Path) -> str:
 
 
 def run_cell(settings: Mapping[str, Any], out: str, token: str, code: str | None = None) -> Outcome:
-    """Train one config. This is the task that every engine runs.
+    """Train one config. Every engine runs this task.
 
     Args:
         settings: the config as plain values.
@@ -169,7 +169,7 @@ def run_cell(settings: Mapping[str, Any], out: str, token: str, code: str | None
 
 
 def _store(config: Config, outcome: Outcome, folder: Path) -> Outcome:
-    """Write what the driver has to write: the files that a worker sent, or a traceback."""
+    """Write the files that a worker sent, or its traceback, to the driver's disk."""
     place = folder / config.name
     if outcome.error:
         with replacing(place / ERROR) as temporary:

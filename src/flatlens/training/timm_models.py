@@ -1,8 +1,8 @@
 """Vision models of timm by name: selection, construction, size (extra `zoo`).
 
-Every process that uses timm gets it from `timm()` here, which first makes torchvision importable
-beside a torch that it was not built for. Weights from files are read by flatlens itself, as tensors
-alone; while timm loads weights from its hub, torch is told to accept nothing but tensors.
+All code gets timm from `timm()` here, which first makes torchvision importable with any torch.
+flatlens reads weights from files itself, as tensors only. While timm loads weights from its hub,
+torch.load accepts nothing but tensors.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def build(name: str, source: str, seed: int = 0, offline: bool = False) -> nn.Mo
         torch.manual_seed(seed)
         try:
             model: nn.Module = library.create_model(name, **options)
-        except Exception as error:  # of the hub, the network, the file or anyone's model
+        except Exception as error:  # the hub, a file or a model may raise anything
             if offline:
                 reason = "there is no network, and the hub's cache does not have them"
             else:
@@ -175,7 +175,7 @@ def build(name: str, source: str, seed: int = 0, offline: bool = False) -> nn.Mo
 
 
 class _Forgetful(dict[str, Tensor]):
-    """A cache that forgets every entry after its use."""
+    """A cache that removes an entry when it is read, so that values are computed each time."""
 
     def __contains__(self, key: object) -> bool:
         return False
@@ -197,7 +197,7 @@ def uncached(model: nn.Module) -> nn.Module:
 
 
 def reachable() -> bool:
-    """Whether the hub of the weights answers; behind a proxy this is not tested."""
+    """Whether the hub of the weights answers; behind a proxy it is assumed to."""
     host = urlsplit(_constants().ENDPOINT)
     if urllib.request.getproxies():
         return True
@@ -211,7 +211,7 @@ def reachable() -> bool:
 
 @contextlib.contextmanager
 def _hub(offline: bool) -> Iterator[None]:
-    """Use only the cache of the hub without a network: it would try for a minute per model."""
+    """Use only the cache of the hub if offline, as it would retry for a minute per model."""
     constants = _constants()
     before = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = before or offline
@@ -223,7 +223,7 @@ def _hub(offline: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _tensors_only() -> Iterator[None]:
-    """Make torch.load accept tensors alone, whatever the caller asks for."""
+    """Make torch.load accept only tensors, whatever the caller asks for."""
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(name)
     os.environ[name] = "1"

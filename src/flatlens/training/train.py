@@ -1,6 +1,6 @@
-"""Train a network in a run folder; a training that was killed ends with the same records.
+"""Train a network in a run folder; a training that is killed and resumed has the same records.
 
-A record at step k is about the network after k updates.
+The record of step k describes the network after k updates.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ def open_run(folder: Path | str, config: Config) -> Run:
 def run_steps(
     state: TrainingState, run: Run, start: int | None, interrupted: threading.Event, show: Show
 ) -> None:
-    """Make all steps from `start` on; None is a training without a checkpoint.
+    """Make all steps from `start` on; None means that there is no checkpoint.
 
-    A checkpoint follows the record of the same step.
+    A checkpoint is written after the record of the same step.
     """
     config = state.config
     due = MeasureSchedule(config.measure, config.steps)
@@ -124,7 +124,7 @@ def updates(state: TrainingState, start: int = 0) -> Iterator[tuple[int, Tensor]
 
 
 def _measure(state: TrainingState, run: Run, step: int) -> None:
-    """Append the record of a step; its snapshot is written before, so every record has weights."""
+    """Append the record of a step after its snapshot, so that every record has weights."""
     if state.config.snapshots:
         run.snapshot(step, state.network.state_dict())
     run.append(state.record(step))

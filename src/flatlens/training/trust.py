@@ -1,4 +1,4 @@
-"""Whose code may run: models of flatlens, and what the user names on the command line.
+"""Decide whose code may run: models of flatlens, and code that the user names.
 
 A run folder or a TOML file can come from a stranger. It may name a model that flatlens itself
 knows. Any other model, and any function as a quantity, is code: it runs only if the user gives the
@@ -21,7 +21,7 @@ OWN_PREFIXES = ("timm:", "hf:")  # model collections that flatlens reads by name
 
 
 def is_own_model(model: str) -> bool:
-    """Tell whether flatlens itself knows the model, so that building it runs no stranger's code.
+    """Return whether flatlens itself knows the model, so that building it runs no foreign code.
 
     >>> is_own_model("mlp"), is_own_model("timm:resnet18"), is_own_model("subprocess:getoutput")
     (True, True, False)
@@ -37,7 +37,7 @@ def check_trusted(
     named: Collection[str] = (),
     option: Literal["model", "quantities"] = "model",
 ) -> None:
-    """Refuse models and quantities from a file whose code the user did not ask to run.
+    """Raise if a file names models or quantities whose code the user did not ask to run.
 
     Args:
         names: names of models, or of quantities, that the file holds.
@@ -51,9 +51,9 @@ def check_trusted(
     """
     noun = "model" if option == "model" else "quantity"
     for name in names:
-        own = option == "model" and is_own_model(name)
-        # a name without a colon is no code: it is refused as unknown later
-        if ":" in name and not (trust or own or name in named):
+        is_known = option == "model" and is_own_model(name)
+        # a name without a colon is not code; it is refused as unknown later
+        if ":" in name and not (trust or is_known or name in named):
             raise FlatlensError(
                 f"{where} names the {noun} {name!r}, which is code that is not part of flatlens; "
                 f"to run it give --{option} {name}, or --trust if you trust the whole file "
@@ -81,7 +81,7 @@ def import_factory(model: str, folder: Path | str) -> None:
     sys.path.insert(0, place)
     try:
         importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # the module is a user's and may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise FlatlensError(_message(model, error)) from error
     finally:
         sys.path.remove(place)

@@ -96,7 +96,7 @@ def _read(path: Path) -> Any:
         return load_file(path) if safe else _torch_load(path)
     except SafetensorError as error:
         raise FlatlensError(f"Cannot read {path} as safetensors: {error}.") from error
-    # torch.load meets a damaged or foreign file with whatever error its parser falls over
+    # torch.load may raise anything for a damaged or foreign file
     except Exception as error:
         raise FlatlensError(
             f"{path} is neither safetensors nor a torch checkpoint of tensors alone; "
@@ -105,7 +105,7 @@ def _read(path: Path) -> Any:
 
 
 class _Placeholder:
-    """Stands for an object of a class that is not loaded; it accepts and forgets everything."""
+    """A stand-in for an object of a class that is not loaded; it accepts and ignores everything."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -133,7 +133,7 @@ def _torch_load(path: Path) -> Any:
             classes = torch.serialization.get_unsafe_globals_in_checkpoint(path)
             if not classes:
                 raise
-            # a tuple maps the name in the file to our class, which is all that is ever called
+            # a tuple maps the name in the file to our class, the only one that is ever called
             placeholders: list[Any] = [(_Placeholder, name) for name in classes]
             with torch.serialization.safe_globals(placeholders):
                 return torch.load(path, "cpu", weights_only=True)
@@ -191,7 +191,7 @@ def _selected(path: Path, content: Any, key: str) -> Any:
 
 
 def _without_prefix(path: Path, state: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop what a wrapper put in front of all names of the network.
+    """Drop the prefix that a wrapper put in front of all names of the network.
 
     Names without the prefix belong to something else, such as a loss with weights in a Lightning
     module, and are dropped.
@@ -207,7 +207,7 @@ def _without_prefix(path: Path, state: dict[str, Any], own: Mapping[str, Any]) -
             f"{path} holds the weights of several networks ({_few(names, 6)}); name one of them "
             "as key."
         )
-    # without a full match, drop what all names share, so that the message is about the rest
+    # without a full match, drop the common prefix, so that the message is about the rest
     for prefix in fitting or ("module.", "_orig_mod."):
         if fitting or all(name.startswith(prefix) for name in state):
             state = {

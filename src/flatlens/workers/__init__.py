@@ -1,6 +1,6 @@
 """Run many tasks in worker processes: on this machine (loky) or on a Dask cluster.
 
-A sweep and a zoo each describe their tasks; this folder submits them, retries them and notes which
+A sweep or a zoo describes its tasks. This folder submits them, retries them and records which
 workers died.
 
 | file          | what                                                              |
@@ -11,7 +11,7 @@ workers died.
 | `engines.py`  | choose an engine and the number of workers                        |
 | `local.py`    | the engine "local": long-lived processes of this machine          |
 | `dask.py`     | the engine "dask": a scheduler at an address, or a local cluster  |
-| `lifetime.py` | workers end with their driver, whatever ends it                   |
+| `lifetime.py` | workers end when their driver ends                                |
 """
 
 from flatlens.workers.engine import Engine

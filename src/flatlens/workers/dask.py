@@ -38,7 +38,7 @@ def dask_engine(
             "The engine dask needs the package distributed: pip install 'flatlens[dask]'."
         ) from error
     if address is None and getattr(multiprocessing.current_process(), "_inheriting", False):
-        sys.exit(1)  # a worker that runs the user's script again; the driver says what is wrong
+        sys.exit(1)  # a worker that runs the user's script again; the driver explains
     if address is not None:
         _check_address(address)
     needs = dict(resources or {})
@@ -58,15 +58,15 @@ def dask_engine(
                     "The Dask scheduler went away; start the same sweep again to go on."
                 ) from error
 
-        yield Engine(submit, wait, None, 0)  # Dask itself restarts the tasks of lost workers
+        yield Engine(submit, wait, None, 0)  # Dask restarts the tasks of lost workers by itself
 
 
 def _check_address(address: str) -> None:
-    """Refuse an address that no scheduler answers at, before Dask starts to retry and to log."""
+    """Raise if no scheduler answers at an address, before Dask starts to retry and to log."""
     address_parts = urlsplit(address if "://" in address else f"tcp://{address}")
     try:
         host, port = address_parts.hostname, address_parts.port
-    except ValueError:  # a port that is no number
+    except ValueError:  # the port is not a number
         host, port = None, None
     if address_parts.scheme not in SCHEMES or not host or not port:
         raise FlatlensError(
@@ -75,7 +75,7 @@ def _check_address(address: str) -> None:
     try:
         if address_parts.scheme in PLAIN_SCHEMES:
             socket.create_connection((host, port), CONNECT).close()
-        # in a thread of its own: a notebook has an event loop in this one
+        # in its own thread, because a notebook has an event loop in this one
         with ThreadPoolExecutor(1) as pool:
             pool.submit(asyncio.run, _greet(address)).result()
     except (OSError, ValueError, TypeError, ImportError, MemoryError) as error:
@@ -119,7 +119,7 @@ def _local_cluster(workers: int, resources: dict[str, int | float]) -> Iterator[
 
     start_tracker(ensure_running)
     with contextlib.ExitStack() as stack:
-        # A signal in the middle of it would leave workers that nobody stops.
+        # A signal during the start would leave workers that nobody stops.
         with keeping_memory(), _started(), deferring_signals():
             cluster = distributed.LocalCluster(
                 n_workers=workers,
@@ -148,7 +148,7 @@ def _started() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence Dask's own messages: what matters is raised as one sentence."""
+    """Silence Dask's own messages; important errors are raised as one sentence."""
     loggers = [logging.getLogger(name) for name in ("distributed", "tornado", "asyncio")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -13,7 +13,7 @@ from flatlens.workers.dask import dask_engine
 from flatlens.workers.engine import Engine
 from flatlens.workers.local import local_engine
 
-WORKER_MEMORY = 200e6  # bytes of a worker that has imported torch and does nothing
+WORKER_MEMORY = 200e6  # bytes of an idle worker that has imported torch
 
 
 @contextlib.contextmanager
@@ -34,7 +34,7 @@ def open_engine(
         threads: CPU threads of each task.
         workers: number of worker processes. By default as many as the cores allow.
         address: address of a running Dask scheduler. By default one is started.
-        resources: what each task takes of a Dask worker, such as ``{"GPU": 1}``.
+        resources: resources that each task takes of a Dask worker, such as ``{"GPU": 1}``.
 
     Raises:
         FlatlensError: if an argument is wrong or the engine is not installed.
@@ -56,7 +56,7 @@ def open_engine(
 def cores() -> int:
     """Return the number of CPU cores that this process may use.
 
-    A container may have a smaller share of the machine than its list of cores says.
+    A container may be limited to fewer cores than it lists.
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     try:
@@ -68,10 +68,10 @@ def cores() -> int:
 
 
 def _check_memory(workers: int) -> None:
-    """Refuse more workers than this machine has memory for."""
+    """Raise if the workers need more memory than this machine has."""
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # Windows, or a system that does not tell
+    except (AttributeError, ValueError, OSError):  # Windows, or an unknown system
         return
     if workers > max(1, memory // WORKER_MEMORY):
         raise FlatlensError(

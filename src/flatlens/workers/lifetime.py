@@ -1,4 +1,4 @@
-"""Workers end with their driver, whatever ends the driver.
+"""Workers end when their driver ends, for whatever reason.
 
 A driver that gets SIGTERM or SIGHUP first stops its workers and then dies of the signal. A driver
 that is killed with SIGKILL cannot do that, so every worker watches its parent process.
@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-WATCH = 0.5  # seconds between two looks at the parent process
+WATCH = 0.5  # seconds between two checks of the parent process
 ENDING = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 
 
 class TerminatedError(BaseException):
-    """A signal asked this process to end. Not an Exception, so that no task catches it."""
+    """Raised if a signal asks this process to end. Not an Exception, so that no task catches it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"signal {number}")
@@ -40,7 +40,7 @@ def stopping_on_signals() -> Iterator[None]:
     numbers = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
 
     def stop(number: int, _: Any) -> None:
-        for each in numbers:  # a second signal must not interrupt the cleaning up
+        for each in numbers:  # a second signal must not interrupt the cleanup
             signal.signal(each, signal.SIG_IGN)
         raise TerminatedError(number)
 
@@ -62,9 +62,8 @@ def stopping_on_signals() -> Iterator[None]:
 def deferring_signals() -> Iterator[None]:
     """Let Ctrl-C, SIGTERM and SIGHUP wait until the block has ended.
 
-    Processes that are started in the block, and in threads that it starts, are deaf to Ctrl-C from
-    their first moment on. Only the main thread can handle signals; in any other thread this does
-    nothing.
+    Processes that start in the block, or in threads that it starts, ignore Ctrl-C from their first
+    moment on. Only the main thread can handle signals; in any other thread this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -89,10 +88,11 @@ def deferring_signals() -> Iterator[None]:
 
 
 def start_tracker(ensure_running: Callable[[], object]) -> None:
-    """Start the process that removes shared memory, deaf to the end of the terminal.
+    """Start the process that removes shared memory, so that it ignores SIGHUP.
 
-    It ends by itself after the last process that uses it. If SIGHUP ended it before them, they
-    would start a new one, which prints a traceback for every semaphore that it does not know.
+    It ends by itself after the last process that uses it. If SIGHUP ended it earlier, those
+    processes would start a new one, which prints a traceback for every semaphore that it does not
+    know.
 
     Args:
         ensure_running: starts the process unless it is running.
@@ -121,7 +121,7 @@ def prepare_worker(driver: int) -> None:
 
 
 def _watch(driver: int) -> None:
-    """End this process once its parent is another one. Runs may be killed at any moment."""
+    """End this process once its parent has changed. Runs may be killed at any moment."""
     while os.getppid() == driver:
         time.sleep(WATCH)
     os._exit(1)

@@ -13,12 +13,12 @@ from flatlens.workers.engine import Engine
 from flatlens.workers.lifetime import prepare_worker, start_tracker, stopping_on_signals
 
 LOSSES = 3  # restarts of a task that ran alone when its worker died; Dask allows as many
-IDLE = 60  # seconds after which workers without work end
+IDLE = 60  # seconds after which idle workers end
 
 
 @contextlib.contextmanager
 def local_engine(workers: int) -> Iterator[Engine]:
-    """Start ``workers`` processes. They stay for the next sweep, since importing torch is slow."""
+    """Start worker processes. They stay for the next sweep, because importing torch is slow."""
     try:
         from loky import get_reusable_executor  # type: ignore[import-untyped]
         from loky.backend.resource_tracker import ensure_running  # type: ignore[import-untyped]

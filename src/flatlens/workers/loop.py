@@ -12,7 +12,7 @@ from typing import Any
 from flatlens.workers.engine import Engine
 from flatlens.workers.outcome import Outcome
 
-# (name of a task, number of workers that died under it) -> (function, *arguments)
+# (name of a task, number of its workers that died) -> (function, *arguments)
 Call = Callable[[str, int], tuple[Any, ...]]
 
 
@@ -21,17 +21,17 @@ def run_tasks(
 ) -> Iterator[tuple[str, Outcome]]:
     """Run every task and yield its name and outcome, in the order in which the tasks end.
 
-    When a local worker dies, every task that runs beside it is lost too, and nobody knows which
-    task killed the worker. All of them therefore run again at the end, one at a time. Only a loss
-    of a task that ran alone counts against it.
+    When a local worker dies, all running tasks are lost, and it is unknown which of them killed the
+    worker. All of them therefore run again at the end, one at a time. Only the loss of a task that
+    ran alone counts against it.
 
     Args:
         names: the tasks, in the order in which to start them.
-        call: returns the function and its arguments for a task, given how many workers died under
-            the task so far.
+        call: returns the function and its arguments for a task, given how many of its workers died.
         engine: where the tasks run.
         retries: how often a task with status "failed" is run again.
-        losses: how often a task that ran alone may lose its worker. By default the engine's number.
+        losses: how often a task that runs alone may lose its worker. By default the engine's
+            number.
     """
     allowed = engine.losses if losses is None else min(losses, engine.losses)
     failures, lost, lost_alone = Counter[str](), Counter[str](), Counter[str]()
@@ -66,7 +66,7 @@ def run_tasks(
 
 
 def _outcome(future: Any) -> Outcome:
-    """Return the outcome of a future. Tasks catch their own exceptions, so any other is a loss."""
+    """Return the outcome of a future; tasks catch exceptions, so an exception is a lost worker."""
     try:
         outcome: Outcome = future.result()
     except Exception as error:

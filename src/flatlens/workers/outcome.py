@@ -35,8 +35,8 @@ class Outcome:
     """The result of one task.
 
     Attributes:
-        status: "done"; "failed" (an exception that may not happen again); "refused" (a
-            FlatlensError, which would happen again); "lost" (the worker died); "busy" (another
+        status: "done"; "failed" (an exception, which may not happen again); "refused" (a
+            FlatlensError, which would happen again); "lost" (the worker died); or "busy" (another
             process is writing the run).
         error: the traceback or message, empty if there is none.
         files: the run's files by name, if the worker does not share the driver's disk.
@@ -86,7 +86,7 @@ def workplace(out: str, token: str, name: str) -> Iterator[Workplace]:
 
 @contextlib.contextmanager
 def marked(folder: Path) -> Iterator[str]:
-    """Put a token file into ``folder`` for as long as the driver runs, and yield its name.
+    """Keep a token file in ``folder`` while the driver runs, and yield its name.
 
     Tokens of drivers that were killed are removed. The file holds the machine and the process id of
     its driver.
@@ -108,10 +108,10 @@ def _is_stale(token: Path) -> bool:
         machine, _, process = token.read_text().strip().rpartition(" ")
         if machine != platform.node():
             return False
-        os.kill(int(process), 0)  # sends nothing, but fails if there is no such process
+        os.kill(int(process), 0)  # signal 0 fails if there is no such process
     except ProcessLookupError:
         return True
-    except (OSError, ValueError):  # somebody else's process, or a file that we did not write
+    except (OSError, ValueError):  # another user's process, or not our file
         return False
     return False
 
@@ -122,7 +122,7 @@ def store_files(folder: Path, files: Mapping[str, bytes], open_run: Callable[[],
     Args:
         folder: the folder of the run.
         files: contents by name. The file ``done`` is written last.
-        open_run: opens the run and takes its lock, because another sweep may be writing too.
+        open_run: opens the run and takes its lock, because another sweep may also write to it.
 
     Returns:
         False if another process is writing the run, else True.

@@ -1,4 +1,4 @@
-"""Measure one model of a zoo: both axes of Figure 3 and what goes with them."""
+"""Measure one model of a zoo: both axes of Figure 3 and further quantities."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def quantities_of(
     settings: Zoo,
     chunk: int | None,
 ) -> dict[str, Any]:
-    """Return what is recorded of a network on some images, from its probe and further passes.
+    """Return the record of a network on some images, from its probe and further passes.
 
     Args:
         network: the network in evaluation mode.
@@ -109,7 +109,7 @@ def record_with_memory(
 
 
 def out_of_memory(error: BaseException | None) -> bool:
-    """Tell whether an error, or one of its causes, says that memory ran out."""
+    """Return whether an error, or one of its causes, says that memory ran out."""
     while error is not None:
         text = str(error).lower()
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)):

@@ -71,7 +71,7 @@ class Zoo:
             raise FlatlensError("Give two images or more, one thread or more, and rho above 0.")
 
     def identity(self, model: str) -> dict[str, Any]:
-        """Return what decides the record of a model; files count by content, not by place."""
+        """Return all settings that determine the record of a model; files count by content."""
         files, _ = choose(Path(self.images), self.n)
         source = self.source
         if source not in ("pretrained", "random"):
@@ -80,7 +80,7 @@ class Zoo:
         return {"model": model, **settings, "images": digest(files), "source": source}
 
     def check(self, engine: str = "local") -> None:
-        """Refuse what would fail with every model."""
+        """Raise for settings that would fail with every model."""
         check_source(self.source)
         check_device(self.device, here=engine == "local")  # workers of Dask may have other devices
         files, labels = choose(Path(self.images), self.n)
@@ -95,19 +95,19 @@ class Zoo:
     def check_folder(self, folder: Path) -> None:
         """Refuse a folder with records of other settings: one figure shows the whole folder."""
         files, _ = choose(Path(self.images), self.n)
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        own = {k: v for k, v in own.items() if k not in ("device", "source", "images")}
+        settings = {f.name: getattr(self, f.name) for f in fields(self)}
+        settings = {k: v for k, v in settings.items() if k not in ("device", "source", "images")}
         # images come near the end, because another n changes them too
-        own |= {"images": digest(files), "source": self.source == "random"}
+        settings |= {"images": digest(files), "source": self.source == "random"}
         for path in sorted(folder.rglob(CONFIG)):
-            there = read_config(path)
-            if not own.keys() <= there.keys():
-                raise FlatlensError(f"{path.parent} is no run of a zoo; choose another folder.")
-            there["source"] = there["source"] == "random"
-            for key, value in own.items():
-                if there[key] != value:
+            stored = read_config(path)
+            if not settings.keys() <= stored.keys():
+                raise FlatlensError(f"{path.parent} is not a run of a zoo; choose another folder.")
+            stored["source"] = stored["source"] == "random"
+            for key, value in settings.items():
+                if stored[key] != value:
                     raise FlatlensError(
-                        f"{path.parent} was made with {_difference(key, there[key], value)}; "
+                        f"{path.parent} was made with {_difference(key, stored[key], value)}; "
                         "choose another folder, or use the same settings."
                     )
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 AXES = ("adaptive_sharpness", "normalized_mls")
 SHOWN = ("class", "parameters", *(f"{a}{e}" for a in AXES for e in ("", "_se")), "top1")
-FEWEST_CORRELATED = 8  # models; a rank correlation of fewer says nothing
+FEWEST_CORRELATED = 8  # fewest models for a meaningful rank correlation
 COUNTS = ("parameters",)  # columns that are printed as whole numbers
 # rough costs for a listing: an image takes this many forward passes; memory is counted in what one
 # forward pass saves
@@ -51,9 +51,9 @@ def precise_models(
 
 
 def converged(frame: pd.DataFrame) -> Any:
-    """Tell for each model whether Lanczos reached its tolerance for every image.
+    """Return for each model whether Lanczos reached its tolerance for every image.
 
-    Models whose record does not say so count as converged.
+    Models without this field in their record count as converged.
     """
     if "spectra_converged" not in frame:
         return np.ones(len(frame), dtype=bool)

@@ -1,7 +1,7 @@
 """Models that `flatlens train` trained, measured as the zoo measures published ones.
 
 The images are the first test images of the run's own data. There are few outputs, so the pass is
-exact: one product for each output in place of random directions and Lanczos.
+exact, with one product per output instead of random directions and Lanczos.
 """
 
 from __future__ import annotations
@@ -50,17 +50,22 @@ def measure_trained(
     Raises:
         FlatlensError: if the run cannot be read or has fewer test images.
     """
-    wanted = Zoo(IMAGES, n, source="trained", **settings)
+    zoo_settings = Zoo(IMAGES, n, source="trained", **settings)
     check_checkpoint(folder)
     weights = hashlib.sha256((folder / CHECKPOINT).read_bytes()).hexdigest()[:16]
     identity = {
-        "weights": weights, "n": n, "outputs": wanted.outputs, "rho": wanted.rho,
-        "perturbations": wanted.perturbations, "paper": wanted.paper, "seed": wanted.seed,
-    }  # fmt: skip
+        "weights": weights,
+        "n": n,
+        "outputs": zoo_settings.outputs,
+        "rho": zoo_settings.rho,
+        "perturbations": zoo_settings.perturbations,
+        "paper": zoo_settings.paper,
+        "seed": zoo_settings.seed,
+    }
     with Run.open(out, identity) as run:
         if not run.done:
             run.restore()
-            run.append(_record(folder, wanted) | dict(facts or {}))
+            run.append(_record(folder, zoo_settings) | dict(facts or {}))
             run.finish()
 
 

@@ -18,12 +18,14 @@ from flatlens.capture.kinds import (
     normalisation,
     product_calls,
     recurrent,
+    transposed_convolution,
 )
 
 Handler = Callable[..., Any]
 
 HANDLERS: dict[Any, Handler] = {
     **convolution.HANDLERS,
+    **transposed_convolution.HANDLERS,
     **embedding.HANDLERS,
     **normalisation.HANDLERS,
     **product_calls.HANDLERS,

@@ -1,4 +1,4 @@
-"""Attention: python functions that hide their projections from a mode."""
+"""Attention: Python functions that hide their projections from a ``TorchFunctionMode``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch.overrides import TorchFunctionMode
 
 from flatlens.capture.recording import Recording
 
-# Python functions that offer themselves to a mode as a whole. They run with the mode still on
-# inside, so that the linear layers they call are seen.
+# A mode sees these Python functions as a whole. They run with the mode still on inside, so that it
+# sees the linear layers they call, too.
 REENTERED = {F.multi_head_attention_forward}
 
 
@@ -24,7 +24,7 @@ def note_scores(recording: Recording, func: Any, args: Any, kwargs: Any) -> None
 
 
 def reenter(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """Run a python function that offers itself to modes, with ``mode`` still on inside."""
+    """Run a Python function that a mode sees as a whole, with ``mode`` still on inside."""
     functions: Any = F
     offered = functions.has_torch_function
     functions.has_torch_function = lambda *_: False

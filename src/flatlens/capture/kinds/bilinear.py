@@ -1,7 +1,8 @@
 """Bilinear layers: z_k = x1^T W_k x2 + b_k, a linear map of each argument.
 
-W x1 is a linear layer with the matrix [k j, i], and z is its product with x2; so is W x2 with the
-matrix [k i, j]. Both are noted, and both have the gradient of the one parameter W.
+W x1 is a linear layer with the matrix [k j, i], and z is its product with x2. W x2 is a linear
+layer with the matrix [k i, j], and z is its product with x1. Both layers are recorded, and both
+have the gradient of the one parameter W.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _bilinear(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _note_both(recording: Recording, x1: Tensor, x2: Tensor, weight: Tensor) -> Tensor:
-    """Note W x1 with x2 beside it, and W x2 with x1 beside it."""
+    """Record the layer W x1 with the factor x2, and the layer W x2 with the factor x1."""
     (alias1, total1), (alias2, total2) = recording.alias(x1), recording.alias(x2)
     z = torch.bilinear(alias1, alias2, weight, None)
     parameter, view = behind(recording, weight)

@@ -1,9 +1,9 @@
-"""Convolutions and transposed convolutions in one to three dimensions."""
+"""Convolutions in one to three dimensions, and the padding that a convolution layer does itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -12,20 +12,23 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from flatlens.algebra.operator_norms import EXACT_SIZE, Norm, matrix_norm, norm_by_products
+from flatlens.algebra.operator_norms import Norm
 from flatlens.algebra.patches import Geometry, count_reads, flat_pads, patches
-from flatlens.capture.kinds.linear import block_diagonal_norms
+from flatlens.capture.kinds.images import (
+    each_dimension,
+    gathered,
+    image_norm,
+    image_shape,
+    pads_of,
+    with_batch,
+)
 from flatlens.capture.layer import Memory
-from flatlens.capture.layout import Layout, split
+from flatlens.capture.layout import Layout
 from flatlens.capture.recording import Recording
 from flatlens.capture.row_formats import BY_GROUP, RowFormat
 
 CONVOLUTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function for function in (F.conv1d, F.conv2d, F.conv3d)
-}
-TRANSPOSED: dict[str, Callable[..., Any]] = {
-    function.__name__: function
-    for function in (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 }
 
 
@@ -74,24 +77,24 @@ class Convolution:
     def patches(
         self, x: Tensor, layout: Layout | None, batch: int, into: Memory | None = None
     ) -> Float[Tensor, "b g i T"]:
-        x = _with_batch(x, self.weight)
+        x = with_batch(x, self.weight)
         unfolded = patches(x, self._kernel, self.geometry, self._positions, into)
-        return _gathered(unfolded, layout, batch)
+        return gathered(unfolded, layout, batch)
 
     @property
     def row_format(self) -> RowFormat:
         return BY_GROUP
 
     def write_row(self, row: Tensor, grad: Tensor, layout: Layout | None, batch: int) -> None:
-        grad = _with_batch(grad, self.weight)
+        grad = with_batch(grad, self.weight)
         pixels = grad.reshape(grad.shape[0], self.geometry.groups, -1, prod(grad.shape[2:]))
-        row.copy_(_gathered(pixels, layout, batch))
+        row.copy_(gathered(pixels, layout, batch))
 
     def bias_row(self, grad: Tensor, layout: Layout | None, batch: int) -> Tensor | None:
         return None
 
     def reads(self) -> tuple[int, int]:
-        image = _image(self.in_shape, self.weight)
+        image = image_shape(self.in_shape, self.weight)
         device = self.weight.device
         return count_reads(image, self._kernel, self.geometry, self._positions, device)
 
@@ -99,32 +102,19 @@ class Convolution:
         return self._norm(None)
 
     def untied_norms(self, scale: Float[Tensor, "b g T"]) -> Float[Tensor, " b"]:
-        double = Convolution(
-            self.kind,
-            self.weight.detach().double(),
-            self.bias,
-            self.geometry,
-            self.in_shape,
-            self.out_shape,
-        )
-        nothing = not bool(self.weight.any()) or self.reads()[1] == 0  # C = 0
-        norms = [
-            double._scaled_norm(d)
-            if not (nothing or bool((d == 0).any()))
-            # D^-1 is infinite where a patch is zero, unless there is nothing to scale.
-            else (0.0 if nothing else torch.inf)
-            for d in scale
-        ]
+        if not bool(self.weight.any()) or self.reads()[1] == 0:  # C = 0
+            return torch.zeros_like(scale[:, 0, 0])
+        double = replace(self, weight=self.weight.detach().double())
+        # D^-1 is infinite if a patch is zero.
+        norms = [torch.inf if bool((d == 0).any()) else double._scaled_norm(d) for d in scale]
         return scale.new_tensor(norms)
 
     def _scaled_norm(self, scale: Float[Tensor, "g T"]) -> float:
+        """Return the upper end of ||D^-1 C||_2 with D = diag_p scale_p."""
         # [g, T] -> [k, g, o, space]: every output channel of a group has the same scale.
         images = scale.unflatten(1, (-1, prod(self._positions)))
         scales = images.movedim(1, 0).repeat_interleave(self.matrix.shape[1], 1)
-        norms = []
-        for s in scales:
-            norms.append(self._norm(s.to(self.weight).reciprocal()).upper)
-        return max(norms)
+        return max(self._norm(s.to(self.weight).reciprocal()).upper for s in scales)
 
     @property
     def _kernel(self) -> tuple[int, ...]:
@@ -135,7 +125,7 @@ class Convolution:
         return tuple(self.out_shape[-len(self._kernel) :])
 
     def _apply(self, x: Tensor) -> Tensor:
-        """The layer on images, without its bias."""
+        """Apply the layer to images, without its bias."""
         return CONVOLUTIONS[self.kind](
             self.geometry.padded(x), self.weight.detach(), None, self.geometry.stride,
             dilation=self.geometry.dilation, groups=self.geometry.groups,
@@ -145,7 +135,7 @@ class Convolution:
         """Return ||D C||_2 of the map C of whole images; D is a factor per channel and position."""
         pads = [left for left, right in self.geometry.padding if left == right]
         direct = len(pads) == len(self.geometry.padding) and self.geometry.pad_mode == "constant"
-        image = _image(self.in_shape, self.weight)
+        image = image_shape(self.in_shape, self.weight)
 
         def gram(x: Tensor) -> Tensor:
             z = _scaled(_scaled(self._apply(x), factor), factor)
@@ -162,146 +152,12 @@ class Convolution:
             return torch.cat([gram(x) for x in images.split(together)]).flatten(1)
 
         scaled = lambda x: _scaled(self._apply(x), factor)  # noqa: E731
-        return _image_norm(scaled, image, self.weight, each if direct else None)
-
-
-@dataclass(frozen=True)
-class TransposedConvolution:
-    """A transposed convolution: a per-pixel linear map, then a fixed overlapping sum."""
-
-    kind: str
-    weight: Tensor
-    bias: Tensor | None
-    geometry: Geometry
-    in_shape: torch.Size
-    out_shape: torch.Size
-    output_padding: tuple[int, ...]
-
-    @property
-    def matrix(self) -> Float[Tensor, "g o i"]:
-        return self.as_matrix(self.weight.detach())
-
-    @property
-    def way(self) -> Hashable:
-        return (self.kind, self.geometry, self.output_padding)
-
-    @property
-    def joins(self) -> Hashable:
-        return ("transposed convolution", self.geometry.groups)
-
-    @property
-    def is_linear(self) -> bool:
-        return False
-
-    @property
-    def bias_per_position(self) -> bool:
-        return False  # it is added after the overlapping sum
-
-    def can_hold_samples(self, dim: int) -> bool:
-        return dim == 0
-
-    @property
-    def unrolled_entries(self) -> int:
-        return prod(self.out_shape) // len(self.weight) * self.weight[0].numel()
-
-    def as_matrix(self, weight: Tensor) -> Float[Tensor, "g o i"]:
-        groups = self.geometry.groups
-        return weight.reshape(groups, weight.shape[0] // groups, -1).mT
-
-    def patches(
-        self, x: Tensor, layout: Layout | None, batch: int, into: Memory | None = None
-    ) -> Float[Tensor, "b g i T"]:
-        x = _with_batch(x, self.weight)
-        pixels = x.reshape(x.shape[0], self.geometry.groups, -1, prod(x.shape[2:]))
-        return _gathered(pixels, layout, batch)
-
-    @property
-    def row_format(self) -> RowFormat:
-        return BY_GROUP
-
-    def write_row(self, row: Tensor, grad: Tensor, layout: Layout | None, batch: int) -> None:
-        grad = _with_batch(grad, self.weight)
-        kernel = tuple(self.weight.shape[2:])
-        positions = tuple(self.in_shape[-len(kernel) :])
-        row.copy_(_gathered(patches(grad, kernel, self.geometry, positions), layout, batch))
-
-    def bias_row(self, grad: Tensor, layout: Layout | None, batch: int) -> Tensor | None:
-        pixels = _with_batch(grad, self.weight).flatten(2).unsqueeze(1)
-        return _gathered(pixels, layout, batch).sum(-1).squeeze(1)
-
-    def reads(self) -> tuple[int, int]:
-        return 1, 1
-
-    def operator_norm(self, kernel: Norm) -> Norm:
-        return _image_norm(self._apply, _image(self.in_shape, self.weight), self.weight)
-
-    def untied_norms(self, scale: Float[Tensor, "b g T"]) -> Float[Tensor, " b"]:
-        return block_diagonal_norms(self.matrix.double(), scale)
-
-    def _apply(self, x: Tensor) -> Tensor:
-        """The layer on images, without its bias."""
-        return TRANSPOSED[self.kind](
-            x, self.weight.detach(), None, self.geometry.stride,
-            padding=tuple(left for left, _ in self.geometry.padding),
-            output_padding=self.output_padding,
-            dilation=self.geometry.dilation, groups=self.geometry.groups,
-        )  # fmt: skip
-
-
-# -- images --------------------------------------------------------------------------------------
-
-
-def _with_batch(t: Tensor, weight: Tensor) -> Tensor:
-    """Return a convolution's tensor with a batch dimension, also where the call had none."""
-    return t if t.dim() == weight.dim() else t.unsqueeze(0)
-
-
-def _gathered(
-    t: Float[Tensor, "k g f t"], layout: Layout | None, batch: int
-) -> Float[Tensor, "b g f kt"]:
-    """Gather the images that belong to one sample into its positions."""
-    if layout is not None and layout.repeat == 1:
-        return t
-    t = split(t, layout, batch)
-    return t.movedim(1, -2).flatten(-2)
-
-
-def _image(in_shape: torch.Size, weight: Tensor) -> torch.Size:
-    """The shape of one image that a layer reads."""
-    return in_shape[-weight.dim() + 1 :]
+        return image_norm(scaled, image, self.weight, each if direct else None)
 
 
 def _scaled(z: Tensor, factor: Tensor | None) -> Tensor:
     """Multiply images by a factor for each channel and position."""
     return z if factor is None else z * factor.reshape(z[:1].shape)
-
-
-def _image_norm(
-    apply: Callable[[Tensor], Tensor],
-    image: torch.Size,
-    weight: Tensor,
-    gram: Callable[[Tensor], Tensor] | None = None,
-) -> Norm:
-    """Return ||C||_2 of a map of whole images: small maps as a matrix, large ones by products.
-
-    Args:
-        apply: the map C on a batch of images.
-        image: shape of one image.
-        weight: tensor of the right type and device.
-        gram: rows v -> rows C^T C v on flat images. By default autograd gives the transpose.
-    """
-
-    def by_autograd(v: Float[Tensor, "r n"]) -> Float[Tensor, "r n"]:
-        with torch.enable_grad():
-            x = v.detach().unflatten(1, image).requires_grad_()
-            z = apply(x)
-        return torch.autograd.grad(z, x, z.detach())[0].flatten(1)
-
-    with torch.no_grad():
-        if image.numel() <= EXACT_SIZE:
-            basis = torch.eye(image.numel(), dtype=weight.dtype, device=weight.device)
-            return matrix_norm(apply(basis.unflatten(1, image)).flatten(1))
-        return norm_by_products(gram or by_autograd, weight.detach().new_empty(image.numel()))
 
 
 # -- recording -----------------------------------------------------------------------------------
@@ -323,46 +179,18 @@ def _call_convolution(
     groups: int = 1,
 ) -> Tensor:
     dims = weight.dim() - 2
-    dilations = _each(dilation, dims)
-    pads, mode = _pads(padding, weight.shape[2:], dilations, dims), "constant"
+    dilations = each_dimension(dilation, dims)
+    pads, mode = pads_of(padding, weight.shape[2:], dilations, dims), "constant"
     own_pad = None if any(map(any, pads)) else _remembered_pads(recording).get(id(input))
     if own_pad and input._version == own_pad[1]:
         _, _, input, pads, mode = own_pad
     else:
         own_pad = None
-    geometry = Geometry(_each(stride, dims), pads, dilations, int(groups), mode)
+    geometry = Geometry(each_dimension(stride, dims), pads, dilations, int(groups), mode)
     alias, total = recording.alias(input)
     read = F.pad(alias, flat_pads(pads), mode) if own_pad else alias
     z = func(read, weight, bias, stride, padding, dilation, groups)
     layer = Convolution(func.__name__, weight, bias, geometry, input.shape, z.shape)
-    return recording.add_call(layer, input, alias, total, z)
-
-
-def _transposed(recording: Recording, func: Any, args: Any, kwargs: Any) -> Tensor:
-    return _call_transposed(recording, func, *args, **kwargs)
-
-
-def _call_transposed(
-    recording: Recording,
-    func: Any,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Tensor:
-    dims = weight.dim() - 2
-    dilations = _each(dilation, dims)
-    pads = _pads(padding, weight.shape[2:], dilations, dims)
-    geometry = Geometry(_each(stride, dims), pads, dilations, int(groups))
-    alias, total = recording.alias(input)
-    z = func(alias, weight, bias, stride, padding, output_padding, groups, dilation)
-    layer = TransposedConvolution(
-        func.__name__, weight, bias, geometry, input.shape, z.shape, _each(output_padding, dims)
-    )
     return recording.add_call(layer, input, alias, total, z)
 
 
@@ -397,24 +225,4 @@ def _pads_of_layers(model: nn.Module) -> set[tuple[tuple[int, ...], str]]:
     }
 
 
-def _each(value: Any, dims: int) -> tuple[int, ...]:
-    value = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    return tuple(int(v) for v in (value * dims if len(value) == 1 else value))
-
-
-def _pads(
-    padding: Any, kernel: torch.Size, dilation: tuple[int, ...], dims: int
-) -> tuple[tuple[int, int], ...]:
-    if padding == "valid":
-        padding = 0
-    if padding == "same":
-        totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-        return tuple((t // 2, t - t // 2) for t in totals)
-    return tuple((p, p) for p in _each(padding, dims))
-
-
-HANDLERS = {
-    **dict.fromkeys(CONVOLUTIONS.values(), _convolution),
-    **dict.fromkeys(TRANSPOSED.values(), _transposed),
-    F.pad: _pad,
-}
+HANDLERS = {**dict.fromkeys(CONVOLUTIONS.values(), _convolution), F.pad: _pad}

@@ -29,13 +29,14 @@ def _call_embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """Look rows up for each sample; those of an integer input stand for that input."""
+    """Look up rows for each sample; the rows of an integer input stand for that input."""
     options = (padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     z = F.embedding(input, weight, *options)
     if recording.parameters.trainable(weight) and not (scale_grad_by_freq or sparse):
         z = _note_lookup(recording, z, input, weight, padding_idx)
     if id(input) in _derived(recording):
-        recording.data.add(z.grad_fn)  # it is no weight, although a parameter alone is behind it
+        # The result is data, not a weight, although only a parameter needs a gradient behind it.
+        recording.data.add(z.grad_fn)
     dims = [_sample_dim(input, t) for t in recording.tokens]
     token = next((k for k, dim in enumerate(dims) if dim is not None), None)
     if id(input) not in _derived(recording) or token is None:
@@ -73,7 +74,7 @@ def _sample_dim(input: Tensor, token: Tensor) -> int | None:
 def _note_lookup(
     recording: Recording, z: Tensor, input: Tensor, weight: Tensor, padding_idx: int | None
 ) -> Tensor:
-    """Note a lookup. One for all samples (positions 0, 1, 2 ...) waits for its broadcast."""
+    """Record a lookup; one that all samples share (positions 0, 1, ...) waits for its broadcast."""
     event, dims = recording.new_event(z.shape), recording.plan.batch_dims
     _lookups(recording)[id(z)] = (z, None)
     if recording.batch == 1:
@@ -98,7 +99,7 @@ def looked_up(recording: Recording, value: Any) -> bool:
 
 
 def rows_per_sample(recording: Recording, z: Tensor, shape: torch.Size, event: int) -> Tensor:
-    """Copy rows that were looked up once for all samples, where they meet a whole batch."""
+    """Copy rows that were looked up once for all samples, where they are combined with a batch."""
     aligned, dims = (1,) * (len(shape) - z.dim()) + z.shape, recording.plan.batch_dims
     known = dims is not None and event < len(dims) and dims[event] == 0
     shared = _lookups(recording)[id(z)][1]
@@ -112,7 +113,7 @@ def rows_per_sample(recording: Recording, z: Tensor, shape: torch.Size, event: i
 
 
 def note_derived(recording: Recording, result: Any, args: Any) -> None:
-    """Remember integers that are computed from an integer input."""
+    """Record results that are integers computed from an integer input."""
     integer = isinstance(result, Tensor) and not result.is_floating_point()
     derived = _derived(recording)
     if integer and any(id(a) in derived for a in args):
@@ -120,17 +121,17 @@ def note_derived(recording: Recording, result: Any, args: Any) -> None:
 
 
 def embedded_tokens(recording: Recording) -> list[int]:
-    """The numbers of the integer inputs that an embedding read."""
+    """Return the indices of the integer inputs that an embedding reads."""
     return sorted(recording.scratch.get("embedded_tokens", {}))
 
 
 def _lookups(recording: Recording) -> dict[int, Any]:
-    """Results of lookups by identity, each with the lookup that serves all samples, or None."""
+    """Return the results of lookups by id; the value is a lookup shared by all samples, or None."""
     return recording.scratch.setdefault("lookups", {})
 
 
 def _derived(recording: Recording) -> dict[int, Any]:
-    """Integers that are computed from an integer input, by identity."""
+    """Return the integers that are computed from an integer input, by id."""
     if "derived" not in recording.scratch:
         recording.scratch["derived"] = {id(t): t for t in recording.tokens}
     return recording.scratch["derived"]

@@ -1,4 +1,4 @@
-"""Linear layers, on vectors or on tokens: z = x W^T + b, or x W + b with the weight turned."""
+"""Linear layers, on vectors or on tokens: z = x W^T + b, or x W + b with a transposed weight."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def block_diagonal_norms(
 def call_linear(
     recording: Recording, input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """Compute ``F.linear`` with a matrix and note it as a layer."""
-    if weight.dim() != 2 or input.numel() == 0:  # a dot product, or nothing at all
+    """Compute ``F.linear`` with a matrix and record it as a layer."""
+    if weight.dim() != 2 or input.numel() == 0:  # a dot product, or an empty input
         return F.linear(input, weight, bias)
     if bias is not None and bias.shape != weight.shape[:1]:  # it is broadcast
         without_bias = call_linear(recording, input, weight)
@@ -109,7 +109,7 @@ def call_linear(
 
 
 def addmm(recording: Recording, bias: Tensor, input: Tensor, weight: Tensor) -> Tensor:
-    """A linear layer that stores its weight as [d_in, d_out] (the Conv1D of Transformers)."""
+    """Record a linear layer with a weight of shape [d_in, d_out] (the Conv1D of Transformers)."""
     alias, total = recording.alias(input)
     own = bias if bias.shape == weight.shape[1:] else None  # else it is broadcast
     z = alias @ weight if own is None else torch.addmm(own, alias, weight)

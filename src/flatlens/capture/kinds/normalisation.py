@@ -99,7 +99,7 @@ def _batch_norm(
             "samples depend on one another; give it running statistics (track_running_stats=True, "
             "trained or calibrated)"
         )
-    if running_mean is None or running_var is None:  # torch says what it needs
+    if running_mean is None or running_var is None:  # torch raises and says what it needs
         return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     normed = standardised(input, running_mean, running_var, eps)
     return affine(recording, normed, weight, bias, channel_view(input))

@@ -50,7 +50,7 @@ def _matmul(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _linear(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
-    """``F.linear``; a weight of one dimension makes it a dot product without a bias."""
+    """Record ``F.linear``; with a one-dimensional weight it is a dot product without a bias."""
     named = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
     if named["weight"].dim() == 1 and named.get("bias") is None:
         return _matmul(recording, torch.matmul, (named["input"], named["weight"]), {})
@@ -58,7 +58,7 @@ def _linear(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _reversed_matmul(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
-    """``a.__rmatmul__(b)`` is b @ a."""
+    """Record ``a.__rmatmul__(b)``, which is b @ a."""
     if not _tensors(args, kwargs, 2):
         return func(*args, **kwargs)
     return _matmul(recording, torch.matmul, args[::-1], kwargs)
@@ -95,7 +95,7 @@ def _tensordot(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _multi_dot(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
-    """A chain of matrices is multiplied from left to right."""
+    """Record a chain of matrices, multiplied from left to right."""
     operands = args[0] if args else kwargs.get("tensors", ())
     if len(args) != 1 or kwargs or len(operands) < 2:
         return func(*args, **kwargs)
@@ -109,7 +109,7 @@ def _multi_dot(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _add_product(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
-    """``addmv``, ``baddbmm``, ``addmm``: a tensor plus the product of two others."""
+    """Record ``addmv``, ``baddbmm`` or ``addmm``: a tensor plus the product of two others."""
     place = is_product(recording, *args[1:]) if _tensors(args, kwargs, 3) else None
     if place is None:
         return func(*args, **kwargs)
@@ -133,7 +133,7 @@ def _einsum(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _operands(args: Any) -> tuple[list[Tensor], list[Labels], Labels] | None:
-    """The operands of an einsum with their labels, numbered from 0, and those of the result."""
+    """Return the operands of an einsum, their labels counted from 0, and the result's labels."""
     spelt: tuple[list[Labels], Labels] | None
     if isinstance(args[0], str):
         tensors = list(args[1] if len(args) == 2 and not isinstance(args[1], Tensor) else args[1:])
@@ -184,7 +184,7 @@ def _contracted(
 
 
 def _summed(value: Tensor, labels: Labels, needed: set[int]) -> tuple[Tensor, Labels]:
-    """Sum over the dimensions that nothing else has."""
+    """Sum over the dimensions whose labels no other operand and no result has."""
     alone = [k for k, label in enumerate(labels) if label not in needed]
     if not alone:
         return value, labels

@@ -136,7 +136,7 @@ class Product:
     def _arranged(
         self, t: Tensor, labels: Labels, features: Labels, layout: Layout | None, batch: int
     ) -> Float[Tensor, "b g f T"]:
-        """Bring x or df/dz into the order sample, group, feature, position."""
+        """Reorder x or df/dz to the dimensions sample, group, feature, position."""
         left = list(labels)
         if layout is not None and layout.repeat == 1:
             del left[layout.dim]
@@ -152,7 +152,7 @@ class Product:
 
 
 def _small(labels: Labels) -> list[int]:
-    """Labels as torch takes them in the sublist format of einsum: below 52."""
+    """Return labels below 52, as the sublist format of torch.einsum needs them."""
     assert all(label < 52 for label in labels)
     return list(labels)
 
@@ -164,12 +164,12 @@ def note_product(
     dimensions: Dimensions,
     compute: Callable[[Tensor], Tensor],
 ) -> Tensor | None:
-    """Compute a product as a layer; None where it is not a layer.
+    """Compute a product and record it as a layer; return None if it is not a layer.
 
     Args:
         recording: the forward pass.
         x: the operand that is no weight.
-        weight: the operand that is one.
+        weight: the operand that is a weight.
         dimensions: the labels of both and of the result.
         compute: the product as a function of x.
     """
@@ -190,7 +190,7 @@ def note_product(
 
 
 def behind(recording: Recording, weight: Tensor) -> tuple[Tensor, View | None]:
-    """The parameter that a weight is a view of, all of its entries once, and the view."""
+    """Return the parameter of which a weight is a view of all entries once, and the view."""
     base = weight._base
     if recording.parameters.is_parameter(weight) or base is None:
         return weight, None
@@ -201,7 +201,7 @@ def behind(recording: Recording, weight: Tensor) -> tuple[Tensor, View | None]:
 
 
 def _span(t: Tensor) -> int:
-    """How many entries lie between the first and the last entry of a view, both included."""
+    """Count the entries from the first to the last entry of a view, both included."""
     return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
 
 
@@ -210,7 +210,7 @@ def _turned_view(p: Tensor) -> View:
 
 
 def is_product(recording: Recording, *operands: Any) -> int | None:
-    """The place of the one operand that is a weight; None where none or several are."""
+    """Return the index of the one operand that is a weight; None if none or several are weights."""
     if not are_plain(operands):
         return None
     weights = [recording.parameters.make_weight(t, recording.data) for t in operands]

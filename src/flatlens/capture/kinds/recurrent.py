@@ -31,7 +31,7 @@ class Weights:
     hr: Tensor | None = None  # projection of an LSTM
 
     def gates(self, recording: Recording, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """What the input and the state each add to the gates."""
+        """Return the contributions of the input and of the state to the gates."""
         from_input = call_linear(recording, x, self.ih, self.bias_ih)
         return from_input, call_linear(recording, h, self.hh, self.bias_hh)
 
@@ -102,7 +102,7 @@ def _sequence(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _start(hx: Any) -> State:
-    """The state at the start; a constant gets an edge, because gates and products both read it."""
+    """Return the initial state; a constant gets an edge, as gates and products both read it."""
     states = (hx,) if isinstance(hx, Tensor) else tuple(hx)
     return tuple(s if s.requires_grad else s.detach().requires_grad_() for s in states)
 
@@ -137,7 +137,7 @@ def _unroll(
     weights: Weights,
     backwards: bool,
 ) -> tuple[list[Tensor], State]:
-    """Run one layer in one direction; return its outputs in the order of time, and its end."""
+    """Run one layer in one direction; return its outputs in time order, and its last state."""
     outputs = []
     for x in reversed(steps) if backwards else steps:
         state = step(recording, x, state, weights)

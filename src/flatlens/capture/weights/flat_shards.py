@@ -17,7 +17,7 @@ NOTE = "FullyShardedDataParallel: each process gathered all parameters and holds
 def summoned(model: nn.Module) -> Iterator[list[str]]:
     """Gather the parameters of ``FullyShardedDataParallel``, and call the modules inside directly.
 
-    Every process must come here.
+    Every process must call this function.
 
     Yields:
         A note, if something was gathered.
@@ -30,7 +30,7 @@ def summoned(model: nn.Module) -> Iterator[list[str]]:
     if not wrappers:
         yield []
         return
-    # FSDP frees the memory of its parameters, which results of the measurement may share: copy it.
+    # FSDP frees the memory of its parameters. Results of the measurement may share it, so copy it.
     with (
         fsdp.FullyShardedDataParallel.summon_full_params(model, writeback=False),
         swapped(model, _copy),

@@ -14,9 +14,9 @@ NOTE = "offloaded parameters: all of them were loaded for the measurement"
 
 @contextlib.contextmanager
 def loaded(model: nn.Module) -> Iterator[list[str]]:
-    """Load what the hooks of accelerate offload; the hooks go on moving inputs between devices.
+    """Load the offloaded parameters; the hooks of accelerate keep moving inputs between devices.
 
-    A hook would take a weight away after its forward pass, and derivatives need it again.
+    A hook would unload a weight after its forward pass, and derivatives need the weight again.
 
     Yields:
         A note, if something was loaded.
@@ -46,12 +46,12 @@ def loaded(model: nn.Module) -> Iterator[list[str]]:
 
 
 def _hooks(hook: Any) -> list[Any]:
-    """The hooks that a hook of accelerate consists of."""
+    """Return the hooks that a (possibly sequential) hook of accelerate consists of."""
     return [] if hook is None else list(getattr(hook, "hooks", [hook]))
 
 
 def _load(module: nn.Module, hook: Any, tied: _Tied) -> None:
-    """Put the values of one hook's tensors where they are used."""
+    """Load the tensors of one hook into their module."""
     inner = module.modules() if hook.place_submodules else [module]
     prefixes = {id(m): name for name, m in module.named_modules()}
     for owner in inner:
@@ -67,14 +67,14 @@ def _load(module: nn.Module, hook: Any, tied: _Tied) -> None:
 
 
 class _Tied:
-    """Gives modules that shared a parameter before it was offloaded the same one again."""
+    """The parameters that modules shared before offloading, so that they share them again."""
 
     def __init__(self) -> None:
         self.by_memory: dict[tuple[Any, ...], Tensor] = {}
         self.named: list[Tensor] = []
 
     def stand_in(self, meta: Tensor, value: Tensor, is_tied: bool) -> Tensor:
-        """Return a tensor with a value in the place of one without.
+        """Return the loaded tensor that replaces an offloaded one.
 
         Args:
             meta: the tensor on the meta device.
@@ -85,7 +85,7 @@ class _Tied:
             return value
         place = (value.data_ptr(), value.shape, value.stride())
         known = self.by_memory.get(place)
-        if known is None and is_tied:  # read from the disk, each has memory of its own
+        if known is None and is_tied:  # tensors from the disk do not share memory
             known = next((p for p in self.named if _equal(p, value)), None)
         if known is None:
             known = nn.Parameter(value, requires_grad=meta.requires_grad)

@@ -14,7 +14,8 @@ from flatlens.capture.weights.swap import module_of, swapped
 from flatlens.errors import FlatlensError, first_line
 
 FULLY_SHARDED, TENSOR_PARALLEL = "torch.distributed.fsdp", "torch.distributed.tensor"
-CLOSE = 1e-3  # relative; matrix products are summed in another order, in float32 at worst
+# Relative tolerance of outputs: sharded matrix products sum in another order, at worst in float32.
+CLOSE = 1e-3
 
 NOTE = "sharded parameters: each process gathered all of them and holds a whole copy"
 
@@ -23,7 +24,7 @@ NOTE = "sharded parameters: each process gathered all of them and holds a whole 
 def gathered_shards(
     model: nn.Module, run: Callable[[nn.Module], Tensor] | None
 ) -> Iterator[list[str]]:
-    """Gather distributed parameters. Every process of their mesh must come here.
+    """Gather distributed parameters. Every process of their mesh must call this function.
 
     Args:
         model: any module.
@@ -70,14 +71,14 @@ def _forward_hooks(module: nn.Module) -> list[Any]:
 
 
 def _reshard(model: nn.Module) -> None:
-    """Free gathered copies that an earlier forward pass left; shards are what training changes."""
+    """Free gathered copies of an earlier forward pass, because training changes only the shards."""
     for module in model.modules():
         if any(module_of(h).startswith(FULLY_SHARDED) for h in _forward_hooks(module)):
             module.reshard()  # type: ignore[operator]
 
 
 def _outputs(model: nn.Module, run: Callable[[nn.Module], Tensor] | None) -> Tensor:
-    """The outputs of a tensor parallel network as it stands, in evaluation mode."""
+    """Return the outputs of a tensor parallel network before gathering, in evaluation mode."""
     if run is None:
         raise FlatlensError(
             "the network is tensor parallel (DTensor parameters), which this function does not "
@@ -96,7 +97,7 @@ def _outputs(model: nn.Module, run: Callable[[nn.Module], Tensor] | None) -> Ten
 
 
 def _compare(model: nn.Module, run: Callable[[nn.Module], Tensor] | None, before: Tensor) -> None:
-    """Refuse a network whose forward pass counts on parameters that are split."""
+    """Raise if the outputs of the network differ once its parameters are gathered."""
     reason = "its outputs change"
     try:
         after = _outputs(model, run)

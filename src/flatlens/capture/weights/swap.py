@@ -18,14 +18,14 @@ def swapped(
     parameter: Callable[[Tensor], Tensor | None],
     drop: Callable[[Any], bool] = lambda hook: False,
 ) -> Iterator[None]:
-    """Replace parameters, and drop forward hooks, for the time of a ``with`` block.
+    """Replace parameters and drop forward hooks inside a ``with`` block.
 
     A parameter that several modules share is replaced by one tensor.
 
     Args:
-        model: the module; its children are served as well.
-        parameter: the stand-in of a parameter, or None where it stays.
-        drop: whether a hook is left out.
+        model: the module; its children are included.
+        parameter: returns the replacement of a parameter, or None to keep it.
+        drop: whether to drop a hook.
     """
     saved = [
         (module, {name: dict(module.__dict__[name]) for name in ("_parameters", *HOOKS)})
@@ -55,7 +55,7 @@ def swapped(
 
 
 def module_of(hook: Any) -> str:
-    """The name of the Python module that a hook was written in."""
+    """Return the name of the Python module that defines a hook."""
     while isinstance(hook, partial):
         hook = hook.func
     return str(getattr(hook, "__module__", ""))

@@ -1,4 +1,4 @@
-"""Bring the parameters of a network together for the time of a measurement."""
+"""Gather the parameters of a network while it is measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Run = Callable[[nn.Module], Tensor]
 
 @contextlib.contextmanager
 def whole_weights(model: nn.Module, run: Run | None = None) -> Iterator[list[str]]:
-    """Give every module its whole parameters, and take them away again at the end.
+    """Give every module its whole parameters, and restore the previous state at the end.
 
     Inside, the model is an ordinary one: parameters are plain tensors, and no hook of a wrapper
     moves them. Each process holds all parameters. A model that is neither sharded nor offloaded is
@@ -32,7 +32,7 @@ def whole_weights(model: nn.Module, run: Run | None = None) -> Iterator[list[str
         Notes for the user.
 
     Raises:
-        FlatlensError: if parameters cannot be brought together, with the wrapper's name.
+        FlatlensError: if parameters cannot be gathered; the message names the wrapper.
     """
     _refuse_zero(model)
     with contextlib.ExitStack() as stack:
@@ -43,7 +43,7 @@ def whole_weights(model: nn.Module, run: Run | None = None) -> Iterator[list[str
 
 
 def _refuse_zero(model: nn.Module) -> None:
-    """Refuse the sharded parameters of DeepSpeed, which are empty outside of their module."""
+    """Raise for the sharded parameters of DeepSpeed, which are empty outside of their module."""
     for name, p in model.named_parameters():
         if hasattr(p, "ds_id") and p.numel() != getattr(p, "ds_numel", p.numel()):
             raise FlatlensError(
