@@ -194,8 +194,9 @@ class Recording:
         """Note a call and return its output.
 
         An operation in place on z would move z's edge. Where one follows, a clone is returned.
+        Where x or z has no entries, there is no call to measure.
         """
-        if not z.requires_grad:
+        if not (z.requires_grad and x.numel() and z.numel()):
             return z
         if z.dtype in HALF and not self.parameters.half:
             raise FlatlensError(

@@ -106,7 +106,9 @@ def arrange(
 def call_layout(single: Call, pair: Call) -> Layout | None:
     """The layout of a call's input; features and pixels cannot hold the samples."""
     layout = find_layout(single.x, pair.x)
-    usable = layout is not None and single.layer.can_hold_samples(layout.dim)
+    usable = layout is not None and all(
+        call.layer.can_hold_samples(layout.dim) for call in (single, pair)
+    )
     return layout if usable else None
 
 

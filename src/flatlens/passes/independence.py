@@ -148,4 +148,6 @@ def _others(batch: int, subset: slice, like: Tensor) -> Tensor:
 
 def _reach(size: Tensor, others: Tensor) -> Tensor:
     """Whether the derivative of some samples is felt at other samples."""
+    if not size.numel():
+        return torch.zeros((), dtype=torch.bool, device=size.device)
     return size.index_select(0, others.to(size.device)).max() > 1e-6 * size.max()
