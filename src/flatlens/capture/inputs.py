@@ -281,7 +281,10 @@ def outputs(inputs: Inputs, model: Callable[..., Any], output: Any) -> Tensor:
     """f as [batch, N]; what goes wrong is said in one sentence."""
     try:
         result = inputs.call(model)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    except (
+        *(RuntimeError, ValueError, TypeError),
+        *(LookupError, AttributeError, AssertionError),
+    ) as error:
         if isinstance(error, (FlatlensError, torch.OutOfMemoryError)):
             raise
         raise FlatlensError(

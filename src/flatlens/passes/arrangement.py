@@ -72,12 +72,12 @@ def arrange(
             subject.outputs_alone(first_two)[:1],
             solo.f,
             partial(subject.outputs_alone, first_sample),
-            subject.half,
+            subject.dtype,
         )
         return start
     pair = run(first_two, CapturePlan())
     again = partial(subject.outputs_alone, first_sample)
-    check_alone(pair.f[:1], solo.f, again, subject.half)
+    check_alone(pair.f[:1], solo.f, again, subject.dtype)
     if len(calls) != len(pair.recording.calls):
         check_inputs(pair)
         return start.one_at_a_time("the number of layer calls depends on the batch")

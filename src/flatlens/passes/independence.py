@@ -45,7 +45,7 @@ def check_subset(
     subset = slice(1, None, max(2, batch // 4 | 1))  # an odd step: even and odd places
     few = run(inputs.take(subset), plan)
     again = partial(subject.outputs_alone, inputs.take(subset))
-    check_alone(forward.f[subset], few.f, again, subject.half)
+    check_alone(forward.f[subset], few.f, again, subject.dtype)
     if not len(calls) == len(few.recording.calls) == len(layouts):
         raise NeedsSinglesError("the number of layer calls depends on the samples")
     matches = [

@@ -36,6 +36,16 @@ class NeedsFloat64Error(FlatlensError):
         )
 
 
+class ComputesInFloat32Error(FlatlensError):
+    """A network of float64 parameters computes in float32 on the way to its output."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the network has float64 parameters, computes in float32 inside and has derivatives "
+            "that are too small for float32; let it compute in float64"
+        )
+
+
 class LostInHalfPrecisionError(FlatlensError):
     """A derivative is lost in half precision."""
 
