@@ -537,7 +537,8 @@ def sample_calls(model: nn.Module, x: Any, output: Any) -> tuple[dict[str, Any],
     }
     for call in calls:
         call.values |= {f"d{key}": next(jacobians) for key in call.targets}
-    return seen, [c for c in calls if c.values["dB"] is not None and c.x.numel() > 0]
+    has_entries = [c for c in calls if c.x.numel() > 0 and c.weight.numel() > 0]
+    return seen, [c for c in has_entries if c.values["dB"] is not None]
 
 
 # -- all samples ---------------------------------------------------------------

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 import flatlens as fl
 from flatlens import FlatlensError
@@ -150,6 +151,47 @@ def test_a_loss_that_is_not_convex_is_refused_as_such(f, y):
     with pytest.raises(FlatlensError, match="not convex in the outputs"):
         loss.root(f, y)
     torch.testing.assert_close(loss.hessian(f, y), torch.diag_embed(-f.sin()))
+
+
+class SquaredOnce(torch.autograd.Function):
+    """The squared error with a backward pass that autograd does not differentiate."""
+
+    @staticmethod
+    def forward(ctx, f, y):
+        ctx.save_for_backward(f - y)
+        return (f - y).square().sum(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        (error,) = ctx.saved_tensors
+        return 2 * g[:, None] * error, None
+
+
+TWICE = {
+    "a backward pass of one's own": (SquaredOnce.apply, r"SquaredOnce|apply.*is wrong"),
+    "no formula": (lambda f, y: F.multi_margin_loss(f, y[:, 0].long() % 3), "no second derivative"),
+    "not finite": (lambda f, y: (f - f.detach()).norm(dim=1), "not finite"),
+    "detached": (lambda f, y: (f.detach() - y).square().sum(1), "has no derivative"),
+    "counted": (lambda f, y: (f.argmax(1) == 0).long(), "returns values of torch.int64"),
+}
+
+
+@pytest.mark.parametrize("measured", ["sharpness", "hessian_trace"])
+@pytest.mark.parametrize("kind", TWICE)
+def test_a_loss_without_a_right_second_derivative_is_refused(kind, measured):
+    loss, says = TWICE[kind]
+    torch.manual_seed(0)
+    net, x, y = nn.Linear(4, 3).double(), torch.randn(3, 4).double(), torch.rand(3, 3).double()
+    with pytest.raises(FlatlensError, match=says):
+        fl.measure(net, x, y, loss=loss, quantities=[measured])
+
+
+def test_losses_with_kinks_or_a_constant_slope_are_measured():
+    torch.manual_seed(0)
+    net, x, y = nn.Linear(4, 3).double(), torch.randn(3, 4).double(), torch.rand(3, 3).double()
+    for loss in (nn.L1Loss(), nn.HuberLoss(delta=1e-4), lambda f, y: f.relu().sum(1)):
+        assert fl.perturb.hessian_trace(net, x, y, loss=loss).value == 0
 
 
 def test_a_zero_hessian_has_a_zero_root(f, y):

@@ -80,6 +80,9 @@ class Loss:
         R = self.root(f, y)
         return R @ R.mT
 
+    def check_second_derivative(self, f: Outputs, y: Any) -> None:
+        """Refuse a wrong second derivative; the losses with a name have a right one."""
+
     def targets(self, y: Any, N: int, like: Outputs) -> Outputs:
         """Return one target value per output: class indices become one-hot, values stay."""
         return targets(y, N, like)
@@ -265,6 +268,16 @@ class Custom(Loss):
         if y.dim() == 0 or len(y) != len(f):
             raise FlatlensError(f"y does not have one entry for each of the {len(f)} samples")
         values = self._of(f, y)
+        if isinstance(values, Tensor) and not values.is_floating_point():
+            raise FlatlensError(
+                f"the loss {self.name} returns values of {values.dtype}; return floating-point "
+                "numbers"
+            )
+        if isinstance(values, Tensor) and f.requires_grad and not values.requires_grad:
+            raise FlatlensError(
+                f"the loss {self.name} has no derivative by the outputs (a detach, an argmax?); "
+                "give one that can be differentiated"
+            )
         if isinstance(values, Tensor) and values.shape in (f.shape[:1], (len(f), 1)):
             return values.reshape(-1)
         if isinstance(values, Tensor) and values.numel() == 1:
@@ -321,15 +334,55 @@ class Custom(Loss):
 
     def hessian(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N N"]:
         y = as_tensor(y, f.device)
-        hessians = []
+        self.check_second_derivative(f[:1], y[:1])
         with torch.enable_grad():
-            for i in range(len(f)):
-                target = y[i : i + 1]
-                H = torch.autograd.functional.hessian(
-                    lambda v, target=target: self(v.unsqueeze(0), target).sum(), f[i].detach()
-                )
-                hessians.append(H)
-        return torch.stack(hessians)
+            H = torch.stack([self._hessian_of(f[i].detach(), y[i : i + 1]) for i in range(len(f))])
+        if not bool(H.isfinite().all()):
+            raise FlatlensError(
+                f"the second derivative of the loss {self.name} by the outputs of a sample is not "
+                "finite; give a loss that is smooth there"
+            )
+        return H
+
+    def _hessian_of(self, f: Float[Tensor, " N"], y: Tensor) -> Float[Tensor, "N N"]:
+        try:
+            return torch.autograd.functional.hessian(lambda v: self(v.unsqueeze(0), y).sum(), f)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise FlatlensError(
+                f"the loss {self.name} has no second derivative by the outputs "
+                f"({first_line(error)}); give one that has"
+            ) from error
+
+    def check_second_derivative(self, f: Outputs, y: Any) -> None:
+        """Refuse a second derivative that differs from differences of the first one, at one sample.
+
+        Autograd takes what a backward pass of one's own does not differentiate for a constant.
+        Differences of two step sizes must agree with one another: they do not at a kink.
+        """
+        f = f.detach()
+        v = torch.randn(f.shape, generator=torch.Generator().manual_seed(0)).to(f)
+        step = torch.finfo(f.dtype).eps ** 0.25 * max(1.0, float(f.abs().max()))
+
+        def slope(at: Tensor) -> Tensor:
+            with torch.enable_grad():
+                at = at.requires_grad_()
+                return torch.autograd.grad(self(at, y).sum(), at)[0]
+
+        def difference(h: float) -> Tensor:
+            return (slope(f + h * v) - slope(f - h * v)) / (2 * h)
+
+        half, whole = difference(step / 2), difference(step)
+        size = float(half.norm())
+        if not float((half - whole).norm()) < 0.05 * size:
+            return
+        if float((half[0] - self._hessian_of(f[0], y) @ v[0]).norm()) > 0.5 * size:
+            raise FlatlensError(
+                f"the second derivative of the loss {self.name} by the outputs is wrong: its first "
+                "derivative changes otherwise (a backward pass of one's own?); give a loss that "
+                "can be differentiated twice"
+            )
 
     def root(self, f: Outputs, y: Any = None) -> Float[Tensor, "b N k"]:
         values, vectors = torch.linalg.eigh(self.hessian(f.detach().double(), y).double())

@@ -19,6 +19,9 @@ The gradient of a penalty is a second derivative of the network. Some kernels of
 one, or have a wrong one; ``twice_differentiable`` selects others. A loop that shares one forward
 pass between the loss and the penalty runs that pass inside ``twice_differentiable`` and then calls
 ``sharpness_of_outputs`` or ``sensitivity_of_outputs``.
+
+Hooks on parameters, such as gradient clipping, do not change a penalty. They act when the gradient
+of the whole loss arrives, as always.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flatlens.arguments import no_type_check, typed_arguments
 from flatlens.capture.inputs import Inputs, outputs
-from flatlens.capture.no_trace import original
+from flatlens.capture.no_trace import original, without_hooks
 from flatlens.curvature.formulas import RightFormulas
 from flatlens.curvature.squared_norm import squared_norm
 from flatlens.errors import FlatlensError
@@ -234,7 +237,8 @@ def _squared_derivative(
             "gradients on."
         )
     v = random_signs(f, generator)
-    gradients = torch.autograd.grad(f, sources, v, create_graph=True, allow_unused=True)
+    with without_hooks(sources):
+        gradients = torch.autograd.grad(f, sources, v, create_graph=True, allow_unused=True)
     squares = [squared_norm(g) for g in gradients if g is not None]
     # f may depend on no source; its derivative is then 0
     return torch.stack(squares).sum() / len(f) if squares else 0 * f.sum()

@@ -200,3 +200,10 @@ def test_tables_are_drawn_over_training():
     assert [t.get_text() for t in ax.get_legend().get_texts()] == ["0", "100"]
     with pytest.raises(fl.FlatlensError, match="no column"):
         representation_plot(table, "nothing")
+
+
+def test_one_sample_has_no_standard_errors():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    table = fl.representations(net, torch.randn(1, 3), torch.tensor([1]))
+    assert list(table["effective_rank"]) == pytest.approx([1.0] * 4)
+    assert table["effective_rank_se"].isna().all()

@@ -675,6 +675,25 @@ def test_bounds_are_tight_for_one_sample_and_one_linear_layer():
     assert all(b.slack == pytest.approx(1, abs=1e-12) for b in one if b.verdict == "theorem")
 
 
+INSIDE = {
+    "weight": lambda s, x: F.linear(x.float(), s.w.float()).double(),
+    "input": lambda s, x: F.linear(x.double(), s.w),
+    "activation": lambda s, x: F.linear(x, s.w).float().double() * 3.3,
+}
+
+
+@pytest.mark.parametrize("where", INSIDE)
+@pytest.mark.parametrize("n", [1, 4])
+def test_float64_networks_that_compute_in_float32_are_judged_as_float32(where, n):
+    for seed in range(4):
+        torch.manual_seed(seed)
+        net = Net(INSIDE[where], w=nn.Parameter(torch.randn(1, 4).double()))
+        x = torch.randn(n, 4, dtype=torch.float32 if where == "input" else torch.float64)
+        p = fl.probe(net, x)
+        assert p.dtype == torch.float32
+        assert not [b.name for b in fl.bounds(p) if b.verdict == "theorem" and not b.holds]
+
+
 @pytest.mark.parametrize("name", ["plain_mlp", "softmax_head", "more_outputs_than_inputs"])
 def test_chain_of_eq48(name):
     case = ZOO[name]()

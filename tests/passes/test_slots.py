@@ -319,6 +319,17 @@ def test_experts_are_leaves_that_are_used_once():
     assert "differs from sample to sample" in m["eq37"].why
 
 
+def test_an_expert_without_a_token_is_not_used_by_the_sample():
+    """The network calls each expert, also on no row at all; to autograd its weights look used."""
+    torch.manual_seed(0)
+    net, shape = MixtureOfExperts().double(), (7, 4)
+    p = fl.probe(net, torch.randn(*shape).double())
+    paths = {q.name: q.path for q in p.parameters if "experts" in q.name}
+    assert set(paths.values()) == {"layer", "rule"}  # weights, biases
+    assert p.unmeasured == []
+    assert "not measured" not in fl.bounds(p)["eq12"].why
+
+
 def test_a_block_that_one_sample_passes_twice_is_used_twice():
     m = measured("adaptive_repeats")
     assert {row["name"] for row in m.rows} == {"block", "block#2", "block#3", "out"}

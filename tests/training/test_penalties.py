@@ -165,6 +165,18 @@ def test_average_over_many_draws_comes_to_the_exact_quantity(case, kind):
     assert error < 0.1 * draws.mean()
 
 
+def test_clipping_by_a_hook_acts_on_the_gradient_of_the_penalty_and_not_on_its_value():
+    net, x = built(mlp)
+    generator = torch.Generator()
+    plain = sharpness_penalty(net, x, generator.manual_seed(0))
+    (wanted,) = torch.autograd.grad(plain, [net[0].weight])
+    net[0].weight.register_hook(lambda g: g.clamp(-0.01, 0.01))
+    clipped = sharpness_penalty(net, x, generator.manual_seed(0))
+    assert clipped.item() == plain.item()
+    clipped.backward()
+    torch.testing.assert_close(net[0].weight.grad, wanted.clamp(-0.01, 0.01))
+
+
 def test_exact_sharpness_is_the_one_that_measure_reports():
     import flatlens as fl
 

@@ -22,6 +22,16 @@ def matrix_on_tokens():
 
 
 @case
+def one_matrix_expanded_to_the_batch():
+    """With one sample the matrix has no dimension of samples; with two it has."""
+
+    def run(s, x):
+        return torch.bmm(x.unsqueeze(1), s.w.expand(len(x), 3, 4)).squeeze(1).tanh() @ s.v
+
+    return made(Net(run, w=parameter(3, 4), v=parameter(4, 2)), 3, 3)
+
+
+@case
 def matrix_from_the_left():
     """W @ x mixes tokens; the samples stand in the middle of nothing it sums over."""
     net = Net(

@@ -45,6 +45,23 @@ def samples_scattered_over_experts():
 
 
 @uneven
+def images_of_which_some_experts_get_none():
+    """Each expert is called, with no image where none was sent to it."""
+
+    def run(s, x):
+        chosen = (x[:, 0, 0, 0] > 0).long()
+        out = x.new_zeros(len(x), 2)
+        for e, expert in enumerate(s.experts):
+            out[chosen == e] = torch.tanh(expert(x[chosen == e])).flatten(1)
+        return s.a(out)
+
+    experts = nn.ModuleList([nn.Conv2d(1, 2, 2), nn.Conv2d(1, 2, 2)])
+    made_case = made(Net(run, experts=experts, a=nn.Linear(2, 2)), 3, 1, 2, 2)
+    made_case.x[:, 0, 0, 0] = torch.tensor([1.0, -1.0, 2.0])
+    return made_case
+
+
+@uneven
 def depth_that_depends_on_the_sample():
     def run(s, x):
         for _ in range(1 + int(x[0, 0] > 0)):

@@ -109,3 +109,9 @@ def samples_that_are_dead_but_for_the_tail_of_gelu():
     )
     x = torch.tensor([[10.0, 6.0], [-29.0, -46.0], [5.0, 9.0], [-40.0, -40.0]])
     return Case(net, x)
+
+
+@case
+def second_input_without_entries():
+    net = shaken(Net(lambda s, x, y: s.a(torch.cat([x, y], 1)), a=nn.Linear(3, 2)))
+    return Case(net, (torch.randn(3, 3), torch.randn(3, 0)))

@@ -68,6 +68,14 @@ class Graph:
             for reader in self.readers.get((node, index), [])
         )
 
+    def computes_in(self, dtype: torch.dtype) -> bool:
+        """Whether some result on the way to the output has this precision."""
+        return any(
+            metadata.dtype == dtype
+            for node in self.nodes
+            for metadata in getattr(node, "_input_metadata", ())
+        )
+
     def leaf(self, t: Tensor) -> Node | None:
         """The node of a leaf, or None where the output does not depend on it."""
         return self._leaves.get(id(t))

@@ -282,7 +282,10 @@ def outputs(inputs: Inputs, model: Callable[..., Any], output: Any) -> Tensor:
     """Run the model and return f as [batch, N]."""
     try:
         result = inputs.call(model)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    except (
+        *(RuntimeError, ValueError, TypeError),
+        *(LookupError, AttributeError, AssertionError),
+    ) as error:
         if isinstance(error, (FlatlensError, torch.OutOfMemoryError)):
             raise
         raise FlatlensError(

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -283,6 +283,19 @@ def _no_global_hooks() -> Iterator[None]:
         for registry, hooks in known:
             registry.clear()
             registry.update(hooks)
+
+
+@contextlib.contextmanager
+def without_hooks(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Take the hooks of tensors off: gradient clipping, for example, would change derivatives."""
+    known = [(t, t._backward_hooks) for t in tensors if t._backward_hooks]
+    try:
+        for t, _ in known:
+            t._backward_hooks = None
+        yield
+    finally:
+        for t, hooks in known:
+            t._backward_hooks = hooks
 
 
 def ignore_hook(*_: Any) -> RemovableHandle:

@@ -58,7 +58,7 @@ class Recorder(TorchFunctionMode):
             result = self._handled(handler, func, args, kwargs)
         if self.recording.tokens:
             note_derived(self.recording, result, args)
-        return result
+        return _cut_if_empty(result)
 
     def _handled(self, handler: Any, func: Any, args: Any, kwargs: Any) -> Any:
         """Let a kind of layer run a function; an injection also sees the calls inside."""
@@ -67,3 +67,15 @@ class Recorder(TorchFunctionMode):
             return handler(self.recording, func, args, kwargs)
         with InjectionMode(injection):
             return handler(self.recording, func, args, kwargs)
+
+
+def _cut_if_empty(result: Any) -> Any:
+    """Cut results without entries off from the graph: no derivative passes through them.
+
+    An expert that gets no token returns such a result. To autograd its weights would look used.
+    """
+    if isinstance(result, Tensor):
+        return result.detach() if result.requires_grad and not result.numel() else result
+    if type(result) in (tuple, list):
+        return type(result)(_cut_if_empty(part) for part in result)
+    return result

@@ -195,8 +195,9 @@ class Recording:
         """Record a call and return its output.
 
         A later in-place operation on z would move z's edge. If one follows, a clone is returned.
+        If x or z has no entries, there is no call to measure.
         """
-        if not z.requires_grad:
+        if not (z.requires_grad and x.numel() and z.numel()):
             return z
         if z.dtype in HALF and not self.parameters.half:
             raise FlatlensError(

@@ -350,4 +350,8 @@ def surface(
         if not trained:
             raise FlatlensError("the model has no trainable parameters: its loss has no Hessian")
         like = next(iter(trained.values())).detach().flatten()
-        yield Surface(net, get_loss(loss), _targets(net, y, like), trained)
+        of, given = get_loss(loss), _targets(net, y, like)
+        with torch.no_grad():
+            sample = net.outputs(net.batches[0].take(slice(0, 1)))
+        of.check_second_derivative(sample, given[:1])
+        yield Surface(net, of, given, trained)

@@ -207,7 +207,7 @@ def _record(
     values = _statistics(cloud, classes, _duality(place, points, labels, None))
     record: dict[str, Any] = {"layer": place.name, "features": points.shape[1], "n": samples.count}
     spread = np.full(len(values), np.nan)
-    if samples.groups:
+    if samples.groups and samples.count > 1:  # without the only sample nothing is left
 
         def without(left_out: Array) -> Array:
             fewer = None if classes is None else classes.without(left_out)

@@ -70,10 +70,10 @@ def arrange(
     first_two = inputs.take(slice(0, 2))
     again = partial(subject.outputs_alone, inputs.take(slice(0, 1)))
     if chunk == 1:
-        check_alone(subject.outputs_alone(first_two)[:1], solo.f, again, subject.half)
+        check_alone(subject.outputs_alone(first_two)[:1], solo.f, again, subject.dtype)
         return start
     pair = run(first_two, CapturePlan())
-    check_alone(pair.f[:1], solo.f, again, subject.half)
+    check_alone(pair.f[:1], solo.f, again, subject.dtype)
     if len(calls) != len(pair.recording.calls):
         check_inputs(pair)
         return start.one_at_a_time("the number of layer calls depends on the batch")
@@ -102,7 +102,9 @@ def arrange(
 def call_layout(single: Call, pair: Call) -> Layout | None:
     """Return the layout of a call's input; features and pixels cannot hold the samples."""
     layout = find_layout(single.x, pair.x)
-    usable = layout is not None and single.layer.can_hold_samples(layout.dim)
+    usable = layout is not None and all(
+        call.layer.can_hold_samples(layout.dim) for call in (single, pair)
+    )
     return layout if usable else None
 
 

@@ -35,7 +35,7 @@ class Forward:
         start: the index of its first sample among all samples.
         keys: the keys of the arguments that ``fed`` stands for.
         watched: edges of arguments that no output should depend on, by key.
-        half: the half precision that the network computes in, or None.
+        precision: the precision that the network computes in, which f may not show.
         first_node: the number of the first autograd node that the pass made.
     """
 
@@ -46,13 +46,13 @@ class Forward:
     start: int = 0
     keys: Sequence[Any] = ()
     watched: Sequence[tuple[Any, GradientEdge]] = ()
-    half: torch.dtype | None = None
+    precision: torch.dtype = torch.float64
     first_node: int = 0
 
     @property
-    def precision(self) -> torch.dtype:
-        """The precision that derivatives are computed in."""
-        return self.half or self.f.dtype
+    def half(self) -> torch.dtype | None:
+        """The half precision that the network computes in, or None."""
+        return self.precision if self.precision in HALF else None
 
     @property
     def samples(self) -> slice:
@@ -71,7 +71,7 @@ class Subject:
 
     Attributes:
         model: the module.
-        dtype: its precision.
+        dtype: the coarsest precision that it computes in.
         output: which part of its result is f(x).
         named: all parameters by name, as they were before the measurement.
     """
@@ -127,7 +127,7 @@ class Subject:
             keys += [tokens[i][0] for i in embedded_tokens(recording)]
         self._check(f, start)
         return Forward(
-            values, edges, recording, f, start, keys, watched, self.half, first_node
+            values, edges, recording, f, start, keys, watched, self.dtype, first_node
         )  # fmt: skip
 
     def outputs_alone(self, inputs: Inputs) -> Tensor:

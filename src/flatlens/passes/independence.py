@@ -45,7 +45,7 @@ def check_subset(
     subset = slice(1, None, max(2, batch // 4 | 1))  # an odd step mixes even and odd
     few = run(inputs.take(subset), plan)
     again = partial(subject.outputs_alone, inputs.take(subset))
-    check_alone(forward.f[subset], few.f, again, subject.half)
+    check_alone(forward.f[subset], few.f, again, subject.dtype)
     if not len(calls) == len(few.recording.calls) == len(layouts):
         raise NeedsSinglesError("the number of layer calls depends on the samples")
     matches = [
@@ -147,5 +147,7 @@ def _others(batch: int, subset: slice, like: Tensor) -> Tensor:
 
 
 def _reach(size: Tensor, others: Tensor) -> Tensor:
-    """Whether the derivative of some samples is nonzero at other samples."""
+    """Return whether the derivative of some samples is nonzero at other samples."""
+    if not size.numel():
+        return torch.zeros((), dtype=torch.bool, device=size.device)
     return size.index_select(0, others.to(size.device)).max() > 1e-6 * size.max()

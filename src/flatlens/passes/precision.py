@@ -40,11 +40,21 @@ class NeedsFloat64Error(FlatlensError):
 
 
 class LostInFloat64Error(FlatlensError):
-    """Products with a derivative that is lost in float64 contradict one another."""
+    """Raised if products contradict one another because a derivative is lost in float64."""
 
     def __init__(self, sample: int) -> None:
         super().__init__(
             f"the derivative of sample {sample} is mostly rounding, also in float64; {LOGITS}"
+        )
+
+
+class ComputesInFloat32Error(FlatlensError):
+    """Raised if a network of float64 parameters computes in float32 on the way to its output."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the network has float64 parameters, computes in float32 inside and has derivatives "
+            "that are too small for float32; let it compute in float64"
         )
 
 

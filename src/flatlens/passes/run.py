@@ -40,6 +40,7 @@ from flatlens.passes.needs import CHAIN
 from flatlens.passes.plan import reaching_calls
 from flatlens.passes.precision import (
     ROUNDED,
+    ComputesInFloat32Error,
     check_not_vanishing,
     check_squares,
     lost_digits,
@@ -232,7 +233,7 @@ class _Pass:
         if group.n > 1:
             together = self.subject.outputs_alone(group)
             again = partial(self._outputs_of_each, group)
-            check_alone(together, torch.cat(each), again, self.subject.half)
+            check_alone(together, torch.cat(each), again, self.subject.dtype)
 
     def _outputs_of_each(self, group: Inputs) -> Tensor:
         one_by_one = (group.take(slice(i, i + 1)) for i in range(group.n))
@@ -246,6 +247,8 @@ class _Pass:
             self.request.inputs,
             lambda inputs: self.subject.run(inputs, CapturePlan()),
         )
+        if self.subject.dtype == torch.float64 and solo.graph.computes_in(torch.float32):
+            raise ComputesInFloat32Error
         inputs = self.inputs.apply(inputs)
         if self.inputs.note:
             self.notes.append(self.inputs.note)
@@ -314,7 +317,7 @@ class _Pass:
         )
         if self.table.n == 0 and arrangement.alone is not None:
             again = partial(self.subject.outputs_alone, inputs)
-            check_alone(forward.f, arrangement.alone, again, self.subject.half)
+            check_alone(forward.f, arrangement.alone, again, self.subject.dtype)
         single = (None,) * len(forward.recording.calls)
         layouts = arrangement.layouts if inputs.n > 1 else single
         chain = self._chain(forward, layouts)  # before the graph is freed

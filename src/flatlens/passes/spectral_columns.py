@@ -106,7 +106,7 @@ class SpectralColumns:
         Without ``whole`` only the largest value is known: the others are NaN and the rank is -1.
         """
         try:
-            precision = self.setup.forward.half
+            precision = self.setup.forward.precision
             s, rank = singular_values(A, precision) if whole else largest_singular_value(A)
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             at_input = A is self.__dict__.get("input_rows")

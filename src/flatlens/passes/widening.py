@@ -13,7 +13,7 @@ from flatlens.capture.inputs import NotFiniteError
 from flatlens.capture.no_trace import float_copy, in_float, name_of, precisions
 from flatlens.capture.weights.widened import NOTE, widened
 from flatlens.errors import FlatlensError, first_line
-from flatlens.passes.precision import NeedsFloat64Error
+from flatlens.passes.precision import ComputesInFloat32Error, NeedsFloat64Error
 from flatlens.passes.request import Precision
 from flatlens.probes import Probe
 
@@ -100,7 +100,10 @@ def _in_float32(model: nn.Module, attempt: Attempt) -> Probe:
             if is_late(error) or not _is_of_torch(error):
                 raise
     model, dtype, notes = in_float(model)
-    return attempt(model, dtype, notes)
+    try:
+        return attempt(model, dtype, notes)
+    except ComputesInFloat32Error:  # what is coarsest limits the digits
+        return attempt(model, torch.float32, notes)
 
 
 def mark_late(error: Exception) -> None:
