@@ -115,7 +115,7 @@ def spectrum(
         inputs: as for ``probe``; names the arguments that are inputs where that is not clear.
 
     Returns:
-        A Spectrum: ``values``, ``lambda_max``, ``trace``, ``effective_dimension(ridge)``,
+        A Spectrum with ``values``, ``lambda_max``, ``trace``, ``effective_dimension(ridge)``,
         ``participation_ratio``, ``condition``, ``vectors(k)``, ``plot()``.
 
     Raises:

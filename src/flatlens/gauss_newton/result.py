@@ -135,7 +135,7 @@ class Spectrum:
             k: number of vectors.
 
         Returns:
-            One dict per vector: a tensor for the name of each trainable parameter.
+            One dict per vector, with a tensor for the name of each trainable parameter.
 
         Raises:
             FlatlensError: if there are fewer values, or the model has changed since.

@@ -23,8 +23,8 @@ def bounds(p: Probe, *, exact: bool = False) -> Bounds:
             must come from ``probe(..., exact_untied=True)``.
 
     Returns:
-        All rows of the table in docs/theory.md, section 2: both sides, the slack, the verdict and
-        its reason; by name or by place.
+        All rows of the table in docs/theory.md, section 2, by name or by place. A row has both
+        sides, the slack, the verdict and its reason.
 
     Raises:
         FlatlensError: if an argument is wrong, or if ``exact`` is set and the probe does not have

@@ -34,7 +34,7 @@ def compare(measurements: Mapping[str, Measurement]) -> Comparison:
             first.
 
     Returns:
-        A Comparison: print it, or use ``to_pandas()`` and ``plot()``.
+        A Comparison. Print it, or use ``to_pandas()`` and ``plot()``.
 
     Raises:
         FlatlensError: if fewer than two measurements are given, or something else.

@@ -123,7 +123,7 @@ def measure(
             as for ``probe``. What takes passes of its own is measured in float32 under both.
 
     Returns:
-        A Measurement: ``m["sharpness"]``, ``m["eq12"]``, ``m.layers``, ``print(m)``.
+        The Measurement m. Use ``m["sharpness"]``, ``m["eq12"]``, ``m.layers``, ``print(m)``.
 
     Raises:
         FlatlensError: if an argument is wrong or the network cannot be measured.
