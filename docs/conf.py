@@ -47,6 +47,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
+smartquotes = False  # "--lr" is an option and "exact" a Python string: both are copied as they are
 html_math_renderer = "mathml"  # browsers draw MathML themselves; MathJax would need the network
 
 # Every cell runs at every build; a cell that raises fails the build, and so does a warning (-W).

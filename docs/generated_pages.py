@@ -121,4 +121,16 @@ def command_line() -> str:
     text = re.sub(r"^# flatlens\n", "# Command line\n", text)
     text = text.replace(" -m sphinx", "")  # cyclopts names the program that builds this page
     text = re.sub(r"## Table of Contents\n.*?(?=\*\*Commands\*\*)", "", text, flags=re.S)
+    for command in re.findall(r"^## flatlens ([a-z]+)$", text, flags=re.M):
+        text = with_examples(text, command, app[command].help_epilogue)
     return text.rstrip() + "\n"
+
+
+def with_examples(text: str, command: str, epilogue: str | None) -> str:
+    """Put what stands below the help of a command above its first table of options."""
+    head, title, section = text.partition(f"## flatlens {command}\n")
+    first_table = re.search(r"^\*\*(Arguments|Parameters|Commands)\*\*:", section, flags=re.M)
+    if not epilogue or not first_table:
+        return text
+    at = first_table.start()
+    return f"{head}{title}{section[:at]}```text\n{epilogue}\n```\n\n{section[at:]}"

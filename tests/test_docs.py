@@ -131,6 +131,14 @@ def test_the_command_line_page_has_every_command_and_no_other_program():
     assert "sphinx" not in text
 
 
+def test_the_command_line_page_has_the_examples_of_each_command():
+    from flatlens.cli import compare, demo, measure, report, reproduce, sweep, train, zoo
+
+    text = generated_pages.command_line()
+    for command in (demo, measure, compare, train, sweep, reproduce, zoo, report):
+        assert text.count(command.EXAMPLES) == 1
+
+
 def test_the_api_page_has_every_public_name():
     text = generated_pages.api()
     for name in fl.__all__:

@@ -200,6 +200,15 @@ def test_constraints_pin_every_declared_dependency():
     assert names <= pins().keys()
 
 
+def test_the_extra_of_the_zoo_brings_its_worker_processes():
+    """``flatlens zoo`` measures in processes of loky, which the extra sweep installs."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert "flatlens[sweep]" in extras["zoo"]
+    assert any(need.startswith("loky") for need in extras["sweep"])
+
+
 def test_the_old_home_of_the_data_warns():
     with pytest.warns(DeprecationWarning, match=r"now flatlens\.data"):
         old = import_module("flatlens.experiments.data")

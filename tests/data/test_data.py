@@ -797,7 +797,7 @@ def test_folder_refuses_options(tmp_path, options):
 def test_folder_without_pillow(tmp_path, monkeypatch):
     make_images(tmp_path, {"cat": 1})
     monkeypatch.setitem(sys.modules, "PIL", None)
-    assert "pip install flatlens[images]" in refusal(f"folder:{tmp_path}")
+    assert "pip install 'flatlens[images]'" in refusal(f"folder:{tmp_path}")
 
 
 # ------------------------------------------------------------------ the real thing

@@ -21,7 +21,7 @@ from flatlens.reproduction.zoo_claims import claims
 make_torchvision_importable()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    timm = pytest.importorskip("timm", reason="timm is not installed (pip install flatlens[zoo])")
+    timm = pytest.importorskip("timm", reason="timm is not installed (pip install 'flatlens[zoo]')")
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 
 from flatlens.training import networks as models  # noqa: E402

@@ -14,7 +14,7 @@ from flatlens.compat import make_torchvision_importable
 make_torchvision_importable()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    pytest.importorskip("timm", reason="timm is not installed (pip install flatlens[zoo])")
+    pytest.importorskip("timm", reason="timm is not installed (pip install 'flatlens[zoo]')")
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 
 from flatlens.capture.inputs import COUPLED  # noqa: E402

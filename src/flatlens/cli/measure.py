@@ -16,6 +16,7 @@ from flatlens.cli.networks import (
 from flatlens.cli.options import AboveZero, Json, Natural, Positive, Words
 from flatlens.cli.outputs import begins_with, check_output_file
 
+REST = "See the rest: --json for every number, --figure for a picture, --save to load it in Python."
 SAVED = '"format": "flatlens measurement"'  # in every saved measurement
 EXAMPLES = """Examples:
   flatlens measure mymodel:build --checkpoint weights.pt --data npz:images.npz
@@ -59,7 +60,7 @@ def measure(
         The network: package.module:factory calls the factory without arguments (a torch.nn.Module
         is taken as it is, and modules in the current folder are imported); timm:NAME is a model of
         timm with random weights; hf:NAME or hf:FOLDER is a model of Transformers with its own
-        (safetensors only); mlp, lenet, vgg, vgg11, resnet18 and vit are those of flatlens
+        weights (safetensors only); mlp, lenet, vgg, vgg11, resnet18 and vit are those of flatlens
         train.
     data
         The samples: npz:FILE with arrays x and y (class labels or float targets), folder:PATH with
@@ -123,6 +124,7 @@ def measure(
     import torch
 
     import flatlens as fl
+    from flatlens.measurement.printing import one_screen
 
     if figure is not None:
         check_figure(figure)
@@ -141,4 +143,4 @@ def measure(
         write_figure(figure, m.plot())
     if save is not None:
         m.save(save)
-    print(m.to_json() if as_json else m)
+    print(m.to_json() if as_json else one_screen(m, REST))

@@ -119,7 +119,9 @@ def read_image(
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
-        raise FlatlensError("Reading images needs Pillow: pip install flatlens[images].") from error
+        raise FlatlensError(
+            "Reading images needs Pillow: pip install 'flatlens[images]'."
+        ) from error
     try:
         with Image.open(file) as image:
             if image.mode[0] in "IF":  # 16 and 32 bit: eight bits would cut them off

@@ -66,7 +66,7 @@ def _tokens(text: str, tokenizer: str) -> tuple[list[int], int]:
         library = import_module("transformers")
     except ImportError as error:
         raise FlatlensError(
-            "A tokenizer needs pip install flatlens[transformers]; tokenizer=bytes needs nothing."
+            "A tokenizer needs pip install 'flatlens[transformers]'; tokenizer=bytes needs nothing."
         ) from error
     try:
         encoder = library.AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)

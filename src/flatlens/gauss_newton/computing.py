@@ -119,7 +119,7 @@ def spectrum(
         inputs: names or positions of the arguments that are inputs, as for ``probe``.
 
     Returns:
-        A Spectrum: ``values``, ``lambda_max``, ``trace``, ``effective_dimension(ridge)``,
+        A Spectrum with ``values``, ``lambda_max``, ``trace``, ``effective_dimension(ridge)``,
         ``participation_ratio``, ``condition``, ``vectors(k)``, ``plot()``.
 
     Raises:

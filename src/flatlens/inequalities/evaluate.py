@@ -23,7 +23,7 @@ def bounds(p: Probe, *, exact: bool = False) -> Bounds:
             come from ``probe(..., exact_untied=True)``.
 
     Returns:
-        All rows of the table in docs/theory.md, section 2, by name or by index. Each has both
+        All rows of the table in docs/theory.md, section 2, by name or by index. Each row has both
         sides, the slack, the verdict and its reason.
 
     Raises:

@@ -34,7 +34,7 @@ def compare(measurements: Mapping[str, Measurement]) -> Comparison:
             first.
 
     Returns:
-        A Comparison, with ``print``, ``to_pandas()`` and ``plot()``.
+        A Comparison. Print it, or use ``to_pandas()`` and ``plot()``.
 
     Raises:
         FlatlensError: if fewer than two measurements are given, or a value is no measurement.

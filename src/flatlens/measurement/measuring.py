@@ -125,7 +125,7 @@ def measure(
             both.
 
     Returns:
-        A Measurement: ``m["sharpness"]``, ``m["eq12"]``, ``m.layers``, ``print(m)``.
+        The Measurement m. Use ``m["sharpness"]``, ``m["eq12"]``, ``m.layers``, ``print(m)``.
 
     Raises:
         FlatlensError: if an argument is wrong or the network cannot be measured.

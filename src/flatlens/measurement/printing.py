@@ -42,6 +42,7 @@ CLAIMS = {
     "eq17": "sharpness alone proves NMLS less what bypasses the layers",
     "eq12_untied": "sharpness with untied weights proves NMLS through each layer",
 }
+REST = "See the rest: print(m.table()), m.layers, m.bounds, m.samples, m.plot()."
 LAYER_COLUMNS = (
     *("name", "kind", "positions", "norm", "x_norm", "mls", "sharpness", "sharing_ratio"),
 )
@@ -81,8 +82,13 @@ def one_line(m: Any) -> str:
     return f"Measurement(n={m.probe.n}, N={m.probe.N}, {listed})"
 
 
-def one_screen(m: Any) -> str:
-    """Return what ``print(m)`` shows: at most 40 lines of 100 columns."""
+def one_screen(m: Any, rest: str = REST) -> str:
+    """Return what ``print(m)`` shows: at most 40 lines of 100 columns.
+
+    Args:
+        m: the measurement.
+        rest: the last line, which says where the other numbers are.
+    """
     lines = [*_wrapped(what_was_measured(m)), "", *_headline(m), ""]
     lines += _wrapped(what_is_proven(m))
     lines += [line for text in what_is_not_proven(m) for line in _wrapped(text)]
@@ -91,8 +97,7 @@ def one_screen(m: Any) -> str:
         lines += _wrapped(f"Note: {note}", most=2)
     if len(notes) > MOST_NOTES:
         lines.append(f"See m.probe.notes for {counted(len(notes) - MOST_NOTES, 'further note')}.")
-    lines += ["", "See the rest: print(m.table()), m.layers, m.bounds, m.samples, m.plot()."]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", rest])
 
 
 def what_was_measured(m: Any) -> str:

@@ -170,7 +170,7 @@ def plotly_js() -> str:
     try:
         offline = import_module("plotly.offline")  # which has no types
     except ImportError as error:
-        raise FlatlensError("A report needs plotly: pip install flatlens[report].") from error
+        raise FlatlensError("A report needs plotly: pip install 'flatlens[report]'.") from error
     return str(offline.get_plotlyjs())
 
 

@@ -30,7 +30,7 @@ def transformers() -> Any:
         return import_module("transformers")
     except ImportError as error:
         raise FlatlensError(
-            "Models of Transformers need pip install flatlens[transformers]."
+            "Models of Transformers need pip install 'flatlens[transformers]'."
         ) from error
 
 

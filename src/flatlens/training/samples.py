@@ -51,7 +51,10 @@ def load_data(config: Config) -> Data:
             f"train_size is {n}, but {config.data} has only {counted(there, 'sample')}."
         )
     if config.samples > (n or there):
-        raise FlatlensError(f"samples is {config.samples}, but there are only {n or there}.")
+        raise FlatlensError(
+            f"samples is {config.samples}, but there are only {n or there}; "
+            f"set samples to {n or there} or fewer."
+        )
     _check_finite(config.data, data)
     return Data(data.x_train[:n], data.y_train[:n], data.x_test, data.y_test, data.classes)
 

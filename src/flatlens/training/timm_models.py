@@ -43,7 +43,7 @@ def timm() -> Any:
     try:
         return import_module("timm")
     except ImportError as error:
-        raise FlatlensError("Models of timm need pip install flatlens[zoo].") from error
+        raise FlatlensError("Models of timm need pip install 'flatlens[zoo]'.") from error
 
 
 def select(patterns: Sequence[str], source: str) -> list[str]:
