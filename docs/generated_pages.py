@@ -121,9 +121,15 @@ def command_line() -> str:
     text = re.sub(r"^# flatlens\n", "# Command line\n", text)
     text = text.replace(" -m sphinx", "")  # cyclopts names the program that builds this page
     text = re.sub(r"## Table of Contents\n.*?(?=\*\*Commands\*\*)", "", text, flags=re.S)
+    text = re.sub(r"^(?:\* `|    ).*$", options_as_code, text, flags=re.M)
     for command in re.findall(r"^## flatlens ([a-z]+)$", text, flags=re.M):
         text = with_examples(text, command, app[command].help_epilogue)
     return text.rstrip() + "\n"
+
+
+def options_as_code(line: re.Match[str]) -> str:
+    """Mark the options that the help of another option names, so that no line breaks in them."""
+    return re.sub(r"(?<=[\s(])(--[a-z]+(?:-[a-z]+)*)(?=[\s,.;)]|$)", r"`\1`", line[0])
 
 
 def with_examples(text: str, command: str, epilogue: str | None) -> str:
