@@ -56,7 +56,7 @@ def check_not_vanishing(chunk: ChunkColumns, start: int, precision: torch.dtype)
 
     Raises:
         NeedsFloat64Error: if the largest singular value of a sample has few digits for this reason.
-        LostInHalfPrecisionError: the same of a network that is measured in half precision.
+        LostInHalfPrecisionError: the same, if the network is measured in half precision.
     """
     columns = [v[:, 0] for key, v in chunk.columns.items() if key[-1] == "singular"]
     if columns:
@@ -90,7 +90,7 @@ def check_linear(forward: Forward, samples: Bool[Tensor, " b"], start: int) -> N
 
     Raises:
         NeedsFloat64Error: if the derivative of one of ``samples`` is lost in rounding.
-        LostInHalfPrecisionError: the same of a network that is measured in half precision.
+        LostInHalfPrecisionError: the same, if the network is measured in half precision.
     """
     f, edges = forward.f, [e for e in forward.edges if e.node in forward.graph.nodes]
     if not edges or f.shape[1] == 1:
