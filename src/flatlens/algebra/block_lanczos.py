@@ -89,7 +89,7 @@ def top_eigenvalues(
 
 @dataclass(frozen=True)
 class SpectralDensity:
-    """How many eigenvalues lie where, estimated from random vectors.
+    """The density of eigenvalues, estimated from random vectors.
 
     Attributes:
         nodes: eigenvalues of each vector's Lanczos matrix, one row per random vector.

@@ -77,7 +77,7 @@ class WeightNorms:
 
 @runtime_checkable
 class HasNorms(Protocol):
-    """What a kind of layer must offer."""
+    """The interface that a layer needs for its norms."""
 
     @property
     def weight(self) -> Tensor: ...

@@ -1,4 +1,4 @@
-"""What a convolution's kernel sees at each position of its input (im2col), in any dimension."""
+"""The patch that a convolution's kernel reads at each position (im2col), in any dimension."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a convolution visits its input. Every tuple has one entry per spatial dimension."""
+    """The geometry of a convolution. Every tuple has one entry per spatial dimension."""
 
     stride: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]  # (left, right)

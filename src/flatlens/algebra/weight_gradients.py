@@ -1,4 +1,4 @@
-"""What one weight's gradient contributes to S and to adaptive sharpness, all outputs together."""
+"""The contribution of one weight's gradient to S and to adaptive sharpness."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SharedWeight = Any
 
 
 class WeightSums(NamedTuple):
-    """What one weight's gradient contributes, per sample, float64."""
+    """The sums over one weight's gradient for each sample, in float64."""
 
     plain: Float[Tensor, " b"]  # ||grad_W f||_F^2
     adaptive: Float[Tensor, " b"]  # sum W^2 (df/dW)^2

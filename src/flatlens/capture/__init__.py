@@ -1,1 +1,1 @@
-"""What the network does: which layers are called on what, and how the samples lie in a batch."""
+"""Capture what the network does: the calls of layers, and the samples in each tensor."""

@@ -24,11 +24,11 @@ Change = Callable[[Tensor], Tensor]
 
 
 class Place(NamedTuple):
-    """Where a tensor is made in a forward pass.
+    """The place where a tensor is made in a forward pass.
 
     Attributes:
-        kind: how it is recognised.
-        number: of its node, of the embedding, or of the constant; the id of a parameter.
+        kind: how the tensor is recognised.
+        number: number of the node, of the embedding, or of the constant; for a parameter its id.
         output: which result of the node it is.
     """
 
@@ -69,7 +69,7 @@ class Injection:
     argument, or was changed in place, it is replaced in the arguments from then on.
 
     Args:
-        changes: what replaces the tensor at each place.
+        changes: the change of the tensor at each place.
 
     Attributes:
         pending: the places that the pass has not reached yet.

@@ -1,4 +1,4 @@
-"""What every kind of layer offers to the passes, and the format they share.
+"""The interface of every kind of layer, and the format that all layers share.
 
 A *layer* computes z = W u + b at T positions. Its tensors are in the **weight-sharing format**:
 

@@ -1,4 +1,4 @@
-"""Where a tensor keeps its samples."""
+"""Layouts: where a tensor keeps its samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a tensor keeps its samples: dimension ``dim`` has size batch x ``repeat``.
+    """The position of samples in a tensor: dimension ``dim`` has size batch x ``repeat``.
 
     ``inner`` says that the sample is the fast index of a flattened dimension, so that its entries
     are t0s0, t0s1, t1s0, ... for tokens t and samples s.

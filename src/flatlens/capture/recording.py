@@ -74,7 +74,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class CapturePlan:
-    """What earlier forward passes found out and the next recording needs.
+    """Facts from earlier forward passes that the next recording needs.
 
     An event is a parameter that is broadcast against a result. ``batch_dims`` gives for each event
     the dimension of the result that holds the samples. ``clone`` lists the calls whose tensors are

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @runtime_checkable
 class RowFormat(Protocol):
-    """How the stored rows are laid out; dimension 2 holds the outputs v."""
+    """The layout of the stored rows; dimension 2 holds the outputs v."""
 
     def shape(
         self, matrix: torch.Size, batch: int, outputs: int, positions: int

@@ -116,7 +116,7 @@ def draw(there: int, n: int | None, seed: int) -> Tensor:
     Args:
         there: number of available samples.
         n: number of samples to draw. By default 100, or all if there are fewer.
-        seed: the same seed draws the same samples.
+        seed: seed of the draw.
 
     Raises:
         FlatlensError: if n is larger than the number of samples.

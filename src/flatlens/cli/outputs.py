@@ -15,7 +15,7 @@ def check_output_file(path: Path, is_own: Callable[[Path], bool], what: str) -> 
     Args:
         path: the file to write.
         is_own: tells whether an existing regular file was written by flatlens.
-        what: what the file holds, such as "a report".
+        what: the content of the file, such as "a report".
 
     Raises:
         FlatlensError: if the path is a folder, a device, a link, or a file of another kind.

@@ -58,7 +58,7 @@ def from_plain(value: Any) -> Any:
     Apply it to numbers only, because a text that happens to be "nan" would become a number.
 
     Args:
-        value: what ``json.loads`` returned for a value of ``to_plain``.
+        value: the result of ``json.loads`` for a value of ``to_plain``.
 
     Returns:
         The value with its floats restored. Tuples and arrays come back as lists.
@@ -108,7 +108,7 @@ def as_json(value: Any, name: str) -> Any:
 
     Args:
         value: the value to convert.
-        name: what the value is, for the message.
+        name: a name of the value, for the message.
 
     Raises:
         FlatlensError: if JSON cannot hold the value.

@@ -133,7 +133,7 @@ class GramStrategy:
 
     Args:
         subject: the network.
-        request: what is asked for.
+        request: the request of the caller.
         buffers: memory for the rows of one chunk.
         ledger: stores the factors.
     """

@@ -25,10 +25,10 @@ Run = Callable[[Inputs, CapturePlan], Forward]
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Where the samples lie in each tensor of a forward pass.
+    """The positions of samples in each tensor of a forward pass.
 
     Attributes:
-        plan: what a recording needs.
+        plan: the plan of a recording.
         layouts: the layout of each call's input; None if samples are measured one at a time.
         alone: f of the first sample, if it has not been compared with a batch yet; else None.
         singles_because: why samples are measured one at a time, or "".

@@ -24,7 +24,7 @@ from flatlens.passes.request import Request
 
 @dataclass(frozen=True)
 class Choice:
-    """How a network is measured.
+    """The choice of a strategy, with its chunk and its stored rows.
 
     Attributes:
         method: the strategy.
@@ -68,7 +68,7 @@ def choose(subject: Subject, request: Request, solo: Forward, n: int) -> Choice:
 
     Args:
         subject: the network.
-        request: what is asked for.
+        request: the request of the caller.
         solo: the forward pass of one sample.
         n: samples in the batch at hand.
 
@@ -79,7 +79,7 @@ def choose(subject: Subject, request: Request, solo: Forward, n: int) -> Choice:
     head = head_width(solo.graph, solo.f, calls[-1]) if calls else None
     products = head or outputs
     if outputs**2 > tuning.MOST_PAIRS_OF_OUTPUTS and request.method != "exact":
-        products = outputs  # else each pair of outputs takes a number
+        products = outputs  # a head would store a number for each pair
     exactly, why = _exact_or_sketch(request, products, solo, n)
     if not exactly:
         room = _chunk(subject, request, solo.recording, tuning.SKETCH_ROWS, StoredRows(), n)

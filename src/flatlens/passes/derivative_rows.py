@@ -111,7 +111,7 @@ def set_up(
         target: R^T of a loss, or None.
         plain: whether f itself is measured, and not R^T f of a loss.
         use_head: whether a narrow head may save products.
-        needs: what is asked for, as named in ``passes.needs``.
+        needs: names of ``passes.needs`` to compute.
     """
     f = forward.f
     calls, alive = reaching_calls(forward, layouts)

@@ -33,7 +33,7 @@ class Exact:
 
     Args:
         subject: the network.
-        request: what is asked for.
+        request: the request of the caller.
         buffers: memory for the rows.
     """
 

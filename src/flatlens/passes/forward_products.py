@@ -47,7 +47,7 @@ Replay = Callable[[Mapping[Place, Change]], Tensor]  # runs the network again an
 
 @dataclass(frozen=True)
 class Way:
-    """How products with the Jacobian are taken.
+    """A way to compute products with the Jacobian.
 
     Attributes:
         name: the way.
@@ -72,8 +72,8 @@ class Target:
 
     Attributes:
         place: where it is made.
-        x: its values.
-        layout: where its samples lie.
+        x: values of the tensor.
+        layout: where the tensor keeps its samples.
     """
 
     place: Place
@@ -178,7 +178,7 @@ class ForwardProducts:
         replay: runs the network on the chunk again.
         wanted: indices of the edges at which products are needed.
         way: the way to try first.
-        tolerance: of Lanczos; differences aim at a fifth of it.
+        tolerance: tolerance of Lanczos; differences aim at a fifth of it.
 
     Attributes:
         way: the way of the last product.

@@ -43,7 +43,7 @@ class GradientNorms:
 
     Args:
         subject: the network.
-        request: what is asked for.
+        request: the request of the caller.
         buffers: memory for the rows.
         rows_at_once: products whose rows are stored at a time, if no derivative with respect to an
             input is asked for. Spectra need the rows of all products.

@@ -20,7 +20,7 @@ class HeadFallback:
 
     Args:
         subject: the network.
-        request: what is asked for.
+        request: the request of the caller.
         buffers: memory for the rows.
     """
 

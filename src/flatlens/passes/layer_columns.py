@@ -35,7 +35,7 @@ def all_columns(
     Args:
         setup: the chunk; its positions hold df/dz.
         rows_by_edge: the rows at all other edges.
-        needs: what is asked for.
+        needs: names of ``passes.needs`` to compute.
         exact_untied: whether ||D^-1 C||_2 is asked for.
     """
     spectral = SpectralColumns(setup, rows_by_edge, needs)

@@ -34,7 +34,7 @@ RowPlace = tuple[Layout | None, int]  # layout, and entries per sample
 
 @dataclass(frozen=True)
 class LayerEdges:
-    """Where the derivatives of one call arrive.
+    """The edges where the derivatives of one call arrive.
 
     Attributes:
         total: edge number of A, the derivative with respect to the tensor that enters the layer, or
@@ -55,7 +55,7 @@ class LayerEdges:
 
 @dataclass(frozen=True)
 class ParameterPlan:
-    """How each parameter is measured.
+    """The plan for measuring each parameter.
 
     Attributes:
         paths: the path of each parameter by name, as ``ParameterProbe.path``.
@@ -163,7 +163,7 @@ def plan_chunk(
         calls: the calls that reach the output.
         layouts: their layouts.
         named: all parameters.
-        needs: what is asked for.
+        needs: names of ``passes.needs`` to compute.
         inputs: whether the derivative by the network's input is asked for.
 
     Raises:

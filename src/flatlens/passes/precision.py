@@ -78,7 +78,7 @@ def check_not_vanishing(chunk: ChunkColumns, start: int, precision: torch.dtype)
 
     Raises:
         NeedsFloat64Error: if the largest singular value of a sample has few digits for this reason.
-        LostInHalfPrecisionError: the same of a network that is measured in half precision.
+        LostInHalfPrecisionError: the same, if the network is measured in half precision.
     """
     columns = [v[:, 0] for key, v in chunk.columns.items() if key[-1] == "singular"]
     if columns:

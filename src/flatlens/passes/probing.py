@@ -107,7 +107,7 @@ def sketch(
         rtol: add directions until the relative standard error of the sharpness is at most this. If
             that takes no fewer products than the exact pass, the exact pass is run.
         top: singular values per sample and layer.
-        tolerance: of Lanczos, relative to the squared singular value.
+        tolerance: tolerance of Lanczos, relative to the squared singular value.
         layers: False computes singular values only at the network's input, which is many times
             cheaper. Those of the layers, and therefore ``nmls``, and the local dimension are NaN.
 

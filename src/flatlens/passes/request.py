@@ -28,7 +28,7 @@ NORMS = ("operator", "kernel", "frobenius")
 
 @dataclass(frozen=True)
 class SketchOptions:
-    """How a sketch estimates.
+    """The options of a sketch.
 
     Attributes:
         directions: random output directions per sample.
@@ -36,7 +36,7 @@ class SketchOptions:
         rtol: relative standard error of the sharpness to reach; None takes ``directions`` only.
         top: singular values per sample, at the network's input.
         layer_top: singular values per sample and layer.
-        tolerance: of Lanczos, relative to the squared singular value.
+        tolerance: tolerance of Lanczos, relative to the squared singular value.
         layers: whether the layers' singular values are looked for.
     """
 
@@ -98,7 +98,7 @@ class LossRoot:
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure, by which method, within which memory.
+    """A request: what to measure, by which method, and within which memory.
 
     Attributes:
         method: "exact", "sketch", or "auto" to choose by cost.
@@ -112,7 +112,7 @@ class Request:
         needs: names of ``passes.needs`` that the pass computes; it computes nothing else.
         exact_untied: whether ||D^-1 C||_2 is asked for.
         budget: seconds that an exact pass may take under "auto".
-        sketch: how a sketch estimates.
+        sketch: options of a sketch.
         precision: "wide" runs a half-precision network in float32, "model" in its own precision.
     """
 

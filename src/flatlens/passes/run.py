@@ -84,7 +84,7 @@ def look(
     Args:
         model: any module; it is measured in evaluation mode and left exactly as it was.
         batches: inputs with samples first.
-        request: what is asked for.
+        request: the request of the caller.
         make_strategy: creates the strategy; None creates the one that the request chooses.
 
     Raises:

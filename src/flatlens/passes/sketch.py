@@ -95,7 +95,7 @@ class SketchStrategy:
 
     Args:
         subject: the network.
-        request: what is asked for.
+        request: the request of the caller.
         buffers: memory for the rows.
         products: products that an exact pass would take.
         kernels: the kernels of attention.

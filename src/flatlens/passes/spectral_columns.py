@@ -41,7 +41,7 @@ class SpectralColumns:
     Attributes:
         setup: the chunk.
         rows_by_edge: the rows at all edges that keep them, by edge number.
-        needs: what is asked for.
+        needs: names of ``passes.needs`` to compute.
         first_call: the call that reads the network's input, or None.
     """
 

@@ -103,7 +103,7 @@ def network_errors(
         p: the probe.
         replicates: one per chunk.
         spread: summed squared standard errors of the samples' participation ratios.
-        needs: what the pass was asked for.
+        needs: names of ``passes.needs`` that the pass computed.
     """
     layers = range(len(p.layers))
     sums: dict[str, list[Key]] = {

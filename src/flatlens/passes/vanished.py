@@ -50,7 +50,7 @@ def check_zeros(
     Args:
         subject: a float32 network.
         inputs: the samples of one chunk.
-        plan: what earlier runs learnt.
+        plan: what earlier runs found out.
         layouts: where the samples lie in the inputs of the layers.
         start: the number of the first sample.
 

@@ -29,7 +29,7 @@ NO_CURVES = "No run was measured more than once, so there are no curves."
 
 @dataclass(frozen=True)
 class Observed:
-    """How often one inequality holds in the records."""
+    """The number of records in which one inequality holds."""
 
     name: str
     records: int

@@ -1,4 +1,4 @@
-"""How a run was made: versions, command and machine.
+"""The provenance of a run: versions, command and machine.
 
 The command line is stored in `config.json` of every run. Words that look like a secret (a token,
 a password, an API key, the user part of an address) are replaced by `HIDDEN` before.

@@ -27,10 +27,10 @@ def edge_of_stability(values: dict[str, float], learning_rate: float | None) -> 
 
     Args:
         values: a record with ``lambda_max``.
-        learning_rate: of the optimiser, or None where it is not known.
+        learning_rate: learning rate of the optimiser, or None if it is unknown.
 
     Raises:
-        FlatlensError: if the learning rate is not known.
+        FlatlensError: if the learning rate is unknown.
     """
     if learning_rate is None:
         raise FlatlensError(

@@ -251,8 +251,9 @@ class Tracker:
         """Track from the optimiser's own steps, without a line in the loop.
 
         Args:
-            optimizer: its steps are counted; 0 is before the first step. Its learning rate (the
-                largest of its parameter groups) is that of ``edge_of_stability``.
+            optimizer: the optimiser whose steps are counted; step 0 is before the first one. Its
+                learning rate (the largest of its parameter groups) is that of
+                ``edge_of_stability``.
 
         Returns:
             A handle; its ``remove()`` ends the tracking.
@@ -287,7 +288,7 @@ class Tracker:
         """Go on from a checkpoint, in its own run folder; later records are dropped.
 
         Args:
-            state: what ``state_dict`` returned.
+            state: the result of ``state_dict``.
 
         Raises:
             FlatlensError: if the state is damaged or belongs to another folder.

@@ -27,7 +27,7 @@ FREE = ("checkpoint_every", "snapshots")  # fields that the records do not depen
 
 @dataclass(frozen=True)
 class Config:
-    """What to train, how, and when to measure.
+    """The config of a training run: what to train, how, and when to measure.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ OUTPUTS = {"sigmoid": torch.sigmoid, "logits": None}
 
 @dataclass(frozen=True)
 class Zoo:
-    """How the models of a zoo are measured.
+    """The settings with which the models of a zoo are measured.
 
     Parameters
     ----------

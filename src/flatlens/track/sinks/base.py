@@ -1,4 +1,4 @@
-"""What all sinks share: the protocol, the choice of values, the import of a library."""
+"""The base of all sinks: the protocol, the choice of values, the import of a library."""
 
 from __future__ import annotations
 
