@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -416,6 +417,29 @@ def test_the_list_has_a_time_for_each_recipe(capsys, monkeypatch):
     assert [line.split()[0] for line in lines] == ["recipe", *FIGURES]
     assert "100  750,000" in lines[1]
     assert set(seen) == {(1, "end"), (1, "every:1"), (51, "end")}
+
+
+def test_the_list_names_all_that_can_be_reproduced(monkeypatch):
+    from flatlens.reproduction import timing
+    from flatlens.reproduction.experiments import EXPERIMENTS
+    from flatlens.reproduction.listing import listing
+
+    monkeypatch.setattr(timing, "train", lambda config, folder, progress: None)
+    listed = [line[1].split(", ") for line in listing("smoke", 2)[1:]]
+    assert {name for names in listed for name in names} >= {*EXPERIMENTS, "fig1", "h8", "d3"}
+
+
+def test_the_estimate_times_each_kind_of_step(monkeypatch):
+    """A step with a penalty takes ten times as long as a plain one."""
+    from flatlens.reproduction import timing
+
+    def seconds(config):
+        return 2.0 + config.steps * (0.1 if config.penalty else 0.01)
+
+    monkeypatch.setattr(timing, "_seconds", seconds)
+    plain = recipes()["mlp"].configs("smoke")[0]
+    configs = [replace(plain, penalty=penalty) for penalty in (None, "sharpness:1", "sharpness:2")]
+    assert timing.estimate(configs, 1) == pytest.approx(sum(map(seconds, configs)))
 
 
 def test_the_estimate_counts_steps_and_records(monkeypatch):

@@ -77,7 +77,7 @@ def reproduce(
     """
     from flatlens.reproduction import experiments
     from flatlens.reproduction import reproduce as module
-    from flatlens.reproduction.timing import listing
+    from flatlens.reproduction.listing import listing
 
     if compare:
         from flatlens.reproduction.compare import comparison_text

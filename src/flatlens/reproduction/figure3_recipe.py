@@ -43,8 +43,7 @@ def figure3_recipe(scale: str) -> Figure3Recipe:
     >>> len(figure3_recipe("desk").models), len(figure3_recipe("night").models)
     (12, 24)
     """
-    source = resources.files("flatlens.reproduction") / "recipes" / "fig3.toml"
-    content = tomllib.loads(source.read_text(encoding="utf-8"))
+    content = _content()
     scales = content["scales"]
     if scale not in scales:
         raise FlatlensError(f"The recipe fig3 has no scale {scale}; use {', '.join(scales)}.")
@@ -52,6 +51,20 @@ def figure3_recipe(scale: str) -> Figure3Recipe:
     images = settings.pop("images", content["images"])
     accuracy = settings.pop("accuracy", content["accuracy"])
     return Figure3Recipe(list(_models(content, settings)), images, accuracy)
+
+
+def figure3_scales() -> tuple[str, ...]:
+    """Return the scales that Figure 3 can be trained at.
+
+    >>> figure3_scales()
+    ('desk', 'night', 'smoke')
+    """
+    return tuple(_content()["scales"])
+
+
+def _content() -> dict[str, Any]:
+    source = resources.files("flatlens.reproduction") / "recipes" / "fig3.toml"
+    return tomllib.loads(source.read_text(encoding="utf-8"))
 
 
 def _models(content: dict[str, Any], settings: dict[str, Any]) -> Iterator[Trained]:

@@ -1,4 +1,4 @@
-"""Estimate how long a sweep takes on this machine, from a few steps of its first network."""
+"""Estimate how long experiments take on this machine, from a few steps of each kind of network."""
 
 from __future__ import annotations
 
@@ -8,37 +8,30 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flatlens.errors import FlatlensError
-from flatlens.reproduction.recipe import recipes
 from flatlens.training.config import Config, due_steps
 from flatlens.training.train import train
-from flatlens.workers.engines import cores
 
-STEPS = 50  # Number of training steps that are timed.
-
-
-def listing(scale: str, workers: int | None = None) -> list[list[str]]:
-    """Return a table of the recipes at a scale, with the time that each takes."""
-    workers = workers or cores()
-    lines = [["recipe", "figures", "networks", "steps", "records", f"time, {workers} workers"]]
-    for recipe in recipes().values():
-        if scale not in recipe.scales:
-            continue
-        configs = recipe.configs(scale)
-        due = sum(len(due_steps(c.measure, c.steps)) for c in configs)
-        try:
-            needed = duration(estimate(configs, workers))
-        except FlatlensError:  # no data here
-            needed = f"no {configs[0].data}"
-        figures = ", ".join(recipe.figures)
-        lines.append(
-            [recipe.name, figures, f"{len(configs)}", f"{configs[0].steps:,}", f"{due:,}", needed]
-        )
-    return lines
+STEPS = 50  # Number of training steps that are timed, shared by all kinds of networks.
+FEWEST_STEPS = 10  # Number of steps that are timed of each kind at least.
 
 
 def estimate(configs: Sequence[Config], workers: int) -> float:
-    """Return the seconds that all runs take, from the cost of a start, a step and a record.
+    """Return the seconds that all runs take.
+
+    Networks of one model whose steps do the same are timed once.
+    """
+    kinds: dict[str, list[Config]] = {}
+    for config in configs:
+        penalty = (config.penalty or "").split(":")[0]
+        kind = f"{config.model} {config.model_options} {config.optimizer} {penalty}"
+        kinds.setdefault(kind, []).append(config)
+    steps = max(STEPS // len(kinds), FEWEST_STEPS)
+    total = sum(_time_of_kind(alike, steps) for alike in kinds.values())
+    return total / min(workers, len(configs))
+
+
+def _time_of_kind(configs: Sequence[Config], steps: int) -> float:
+    """Return the seconds of runs that are alike, from the cost of a start, a step and a record.
 
     The first config is timed for all of them, because differences in batch size even out.
     """
@@ -46,12 +39,11 @@ def estimate(configs: Sequence[Config], workers: int) -> float:
     _seconds(replace(config, steps=1))  # warms up
     short = _seconds(replace(config, steps=1))
     record = max(_seconds(replace(config, steps=1, measure="every:1")) - short, 0.0)  # one more
-    step = max(_seconds(replace(config, steps=1 + STEPS)) - short, 0.0) / STEPS
+    step = max(_seconds(replace(config, steps=1 + steps)) - short, 0.0) / steps
     start = max(short - record - step, 0.0)
-    total = sum(
+    return sum(
         start + c.steps * step + len(due_steps(c.measure, c.steps)) * record for c in configs
     )
-    return total / min(workers, len(configs))
 
 
 def _seconds(config: Config) -> float:
