@@ -53,7 +53,8 @@ def typed_arguments(function: F) -> F:
             given = signature.bind(*args, **kwargs)
         except TypeError as error:
             raise FlatlensError(
-                f"{function.__name__} cannot be called with these arguments: {error}"
+                f"{function.__name__} cannot be called with these arguments: {error}; it takes "
+                f"{', '.join(signature.parameters)}"
             ) from None
         if not hints:
             hints.update(_hints(function))

@@ -275,8 +275,8 @@ class Custom(Loss):
             )
         if isinstance(values, Tensor) and f.requires_grad and not values.requires_grad:
             raise FlatlensError(
-                f"the loss {self.name} has no derivative by the outputs (a detach, an argmax?); "
-                "give one that can be differentiated"
+                f"the loss {self.name} has no derivative with respect to the outputs (a detach, "
+                "an argmax?); give one that can be differentiated"
             )
         if isinstance(values, Tensor) and values.shape in (f.shape[:1], (len(f), 1)):
             return values.reshape(-1)
@@ -351,7 +351,7 @@ class Custom(Loss):
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             raise FlatlensError(
-                f"the loss {self.name} has no second derivative by the outputs "
+                f"the loss {self.name} has no second derivative with respect to the outputs "
                 f"({first_line(error)}); give one that has"
             ) from error
 

@@ -34,6 +34,10 @@ MASK_ENDINGS = ("attention_mask", "attn_mask", "padding_mask")  # arguments of a
 LOWEST = 1e38  # masks of transformers hold the lowest float32 number instead of minus infinity
 
 
+# What a model raises for an input that it was not made for.
+MODEL_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
+
+
 class Inputs:
     """The arguments of a model for some samples: positional (tuple) or by name (dict).
 
@@ -282,14 +286,13 @@ def outputs(inputs: Inputs, model: Callable[..., Any], output: Any) -> Tensor:
     """Run the model and return f as [batch, N]."""
     try:
         result = inputs.call(model)
-    except (
-        *(RuntimeError, ValueError, TypeError),
-        *(LookupError, AttributeError, AssertionError),
-    ) as error:
+    except MODEL_ERRORS as error:
         if isinstance(error, (FlatlensError, torch.OutOfMemoryError)):
             raise
+        shapes = ", ".join(str(tuple(t.shape[1:])) for t in inputs.tensors)
         raise FlatlensError(
-            f"the model fails on {counted(inputs.n, 'sample')} of this input: {first_line(error)}"
+            f"the model fails on {counted(inputs.n, 'sample')} of shape {shapes} (the first "
+            f"dimension of an input counts samples): {first_line(error)}"
         ) from error
     f = select_output(result, output)
     if f.dim() == 0 or f.shape[0] != inputs.n:

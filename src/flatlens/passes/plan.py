@@ -164,7 +164,7 @@ def plan_chunk(
         layouts: their layouts.
         named: all parameters.
         needs: names of ``passes.needs`` to compute.
-        inputs: whether the derivative by the network's input is asked for.
+        inputs: whether the derivative with respect to the network's input is asked for.
 
     Raises:
         NeedsSinglesError: if a parameter has no fast rule and the chunk has several samples.

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 QUANTITIES = {
     "train_loss": "loss on the training data",
     "test_loss": "loss on the test data",
-    "sharpness": "S, the average squared gradient of the outputs by the weights (Eq. 3)",
+    "sharpness": "S, the average squared gradient of the outputs with respect to the weights "
+    "(Eq. 3)",
     "sqrt_sharpness": "square root of S, the average squared gradient of the outputs with respect "
     "to the weights (Eq. 3); small is flat",
     "mls": "maximum local sensitivity: how far the output can move per unit of input, averaged "

@@ -30,6 +30,7 @@ import flatlens as fl
 from flatlens.data import load
 from flatlens.files.plain_json import to_plain
 from flatlens.files.replacing import replacing
+from flatlens.measurement.printing import one_screen
 from flatlens.training.config import Config
 from flatlens.training.state import TrainingState
 from flatlens.training.surroundings import torch_settings
@@ -39,6 +40,7 @@ LEARNING_RATES = (0.1, 1.0)
 WIDTHS = (64, 64, 64, 10)
 BATCH = 20
 SAMPLES = 100  # training images that are measured, always the first ones
+YOUR_OWN = "Measure your own network: fl.measure(model, x, y), or flatlens measure --help."
 COLOURS = (
     "#0072B2",
     "#D55E00",
@@ -191,7 +193,8 @@ def main(out: Path, steps: int, seed: int, as_json: bool) -> None:
     _print_table(runs, steps)
     data = load("digits")
     print(f"\nThe network of learning rate {runs[-1].lr}, on {SAMPLES} training images:\n")
-    print(fl.measure(runs[-1].model, data.x_train[:SAMPLES], data.y_train[:SAMPLES]))
+    m = fl.measure(runs[-1].model, data.x_train[:SAMPLES], data.y_train[:SAMPLES])
+    print(one_screen(m, YOUR_OWN))
     print(f"\nFigure: {paths['png']} (and {paths['pdf'].name})")
 
 
