@@ -345,24 +345,30 @@ class _Pass:
 
     def _check_digits(self, inputs: Inputs, chunk: ChunkColumns, layouts: Layouts) -> None:
         """Check that small derivatives have their digits."""
-        wide, start = self.subject.dtype == torch.float64, self.table.n
+        dtype, start = self.subject.dtype, self.table.n
+        wide = dtype == torch.float64
         if not wide:
-            check_not_vanishing(chunk, start, self.subject.dtype)
-        small = small_derivatives(chunk, self.subject.dtype)
+            check_not_vanishing(chunk, start, dtype)
+        small = small_derivatives(chunk, dtype)
         if unusual(small.any()):
             lost = small & lost_digits(self._forward(inputs))
             if not wide:
-                refuse_lost(lost, start, self.subject.dtype)
+                refuse_lost(lost, start, dtype)
             elif unusual(lost.any()):
                 self._note_once(ROUNDED)
-        zero = zero_samples(chunk)
-        if not wide and unusual(zero.any()):
-            assert self.arrangement is not None
-            if self.subject.half is None:
-                plan = self.arrangement.plan
-                self._note_once(check_zeros(self.subject, inputs, plan, layouts, start))
-            else:  # half precision was asked for
-                self._note_once(ZERO_IN_HALF_PRECISION)
+        if not wide:
+            self._check_zeros(inputs, chunk, layouts)
+
+    def _check_zeros(self, inputs: Inputs, chunk: ChunkColumns, layouts: Layouts) -> None:
+        """Check derivatives and activations that are 0 against float64."""
+        if not unusual(zero_samples(chunk).any()):
+            return
+        assert self.arrangement is not None
+        if self.subject.half is None:
+            plan = self.arrangement.plan
+            self._note_once(check_zeros(self.subject, inputs, plan, layouts, self.table.n))
+        else:  # half precision was asked for
+            self._note_once(ZERO_IN_HALF_PRECISION)
 
     def _note_once(self, note: str) -> None:
         if note and note not in self.notes:
