@@ -542,7 +542,7 @@ def test_relative_flatness_for_a_loss_that_is_not_convex():
 def test_relative_flatness_takes_no_other_layer_for_a_frozen_last_one():
     case, y = tanh_net()
     case.model[-1].weight.requires_grad_(False)
-    with pytest.raises(fl.FlatlensError, match=r"last linear layer is no trainable .* \(0, 2\)"):
+    with pytest.raises(fl.FlatlensError, match=r"last linear layer is not a trainable .* \(0, 2\)"):
         relative_flatness(case.model, case.x, y)
 
 
