@@ -18,8 +18,10 @@ FEWEST_BLOCK_INPUTS = 128
 
 LARGEST_BUFFER_LEFT_BYTES = 4 << 20  # of the buffers that stay allocated
 MOST_BUFFER_BYTES_LEFT = 32 << 20  # buffers that stay allocated between two measurements
-# The C library of Linux keeps freed blocks of at most 32 MiB, once a block of their size was freed.
-BLOCK_TO_FREE_BYTES = 30 << 20
+# What the C library of Linux keeps for the next call: freed blocks below a size (at most 32 MiB are
+# allowed), and free memory at the end of its heap.
+LARGEST_KEPT_BLOCK_BYTES = 30 << 20
+KEPT_HEAP_BYTES = 256 << 20
 
 # -- chunks of samples ---------------------------------------------------------------------------
 

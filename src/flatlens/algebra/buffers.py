@@ -1,10 +1,9 @@
 """Memory that is reused from chunk to chunk, for speed alone: any fresh tensor would do.
 
-On a CPU torch takes its memory from the C library. On Linux the C library returns every freed block
-above a threshold to the system, and touching new memory costs page faults. The threshold grows with
-the blocks that are freed (mallopt(3), M_MMAP_THRESHOLD). Allocating one large block and freeing it
-untouched raises the threshold at no cost. Later measurements of the paper's networks then have no
-page faults.
+On a CPU torch takes its memory from the C library. On Linux the C library returns freed memory to
+the system: every block above a threshold, and what lies free at the end of its heap. Touching new
+memory costs page faults. Both thresholds are raised (mallopt(3)), so that later measurements of the
+paper's networks have almost no page faults.
 
 The largest buffers lie above any threshold. numpy allocates them, because it asks the system for
 huge pages. The first touch of 64 MiB then takes 10 ms; torch's memory takes 38 ms. Smaller buffers
@@ -15,6 +14,9 @@ measurement, whatever the C library does.
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import platform
 from collections.abc import Hashable
 from math import prod
 from typing import ClassVar
@@ -24,6 +26,8 @@ import torch
 from torch import Tensor
 
 from flatlens import tuning
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 class Buffers:
@@ -36,7 +40,7 @@ class Buffers:
             self._by_key = self._left.pop()  # one step, because threads may measure side by side
         except IndexError:
             self._by_key = {}
-            torch.empty(tuning.BLOCK_TO_FREE_BYTES, dtype=torch.uint8, device="cpu")
+            keep_freed_memory()
 
     def leave(self) -> None:
         """Leave the small buffers for the next measurement."""
@@ -57,9 +61,19 @@ class Buffers:
         return buffer[:size].view(shape)
 
 
+@functools.cache
+def keep_freed_memory() -> None:
+    """Let the C library of Linux keep freed memory; do nothing where there is another C library."""
+    if platform.libc_ver()[0] != "glibc":
+        return
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(M_MMAP_THRESHOLD, tuning.LARGEST_KEPT_BLOCK_BYTES)
+    mallopt(M_TRIM_THRESHOLD, tuning.KEPT_HEAP_BYTES)
+
+
 def _allocate(size: int, like: Tensor) -> Tensor:
     need = size * like.element_size()
-    if like.device.type != "cpu" or need <= tuning.BLOCK_TO_FREE_BYTES:
+    if like.device.type != "cpu" or need < tuning.LARGEST_KEPT_BLOCK_BYTES:
         return like.new_empty(size)
     memory = np.empty(need + 64, np.uint8)
     start = -memory.ctypes.data % 64  # aligned, as torch's own memory is
