@@ -562,7 +562,7 @@ def test_errors_are_one_sentence(
 
 def test_an_absent_plotly_is_reported_first(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
-    with pytest.raises(FlatlensError, match=r"pip install flatlens\[report\]"):
+    with pytest.raises(FlatlensError, match=r"pip install 'flatlens\[report\]'"):
         report(tmp_path / "nowhere", tmp_path / "r.html")
 
 

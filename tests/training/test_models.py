@@ -232,7 +232,7 @@ def test_what_is_no_model_is_refused(nets, name, told):
 def test_without_timm_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     monkeypatch.setattr(models.timm_models, "make_torchvision_importable", lambda: None)
-    with pytest.raises(FlatlensError, match=r"need pip install flatlens\[zoo\]\.$"):
+    with pytest.raises(FlatlensError, match=r"need pip install 'flatlens\[zoo\]'\.$"):
         models.build("timm:test_vit")
 
 
